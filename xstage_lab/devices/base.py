@@ -1,0 +1,58 @@
+"""What every device promises."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from xstage_lab.record import Record
+from xstage_lab.schedule import Program
+from xstage_lab.spec import MachineSpec
+
+
+class Capabilities(NamedTuple):
+    """What a device can do; the contract tests run per capability.
+
+    Attributes
+    ----------
+    times : bool
+        Its times mean something (a functional check has none).
+    per_tile : bool
+        Its records hold per-tile times.
+    any_program : bool
+        It runs any tile program, not only what was recorded.
+    """
+
+    times: bool
+    per_tile: bool
+    any_program: bool
+
+
+@runtime_checkable
+class Device(Protocol):
+    """Runs a tile program and returns a record.
+
+    Attributes
+    ----------
+    name : str
+        As on the command line: `simulated`, `recorded`, ...
+    badge : str
+        `LIVE`, `SIMULATED` or `RECORDED`.
+    machine : MachineSpec
+        What it is, or stands for.
+    capabilities : Capabilities
+    """
+
+    name: str
+    badge: str
+    machine: MachineSpec
+    capabilities: Capabilities
+
+    def measure(self, program: Program, seed: int | None = None) -> Record:
+        """Run `program` once; `seed` makes whatever is random repeatable.
+
+        Raises
+        ------
+        XStageError
+            If the program cannot run here, with the reason and the way out.
+        """
+        ...

@@ -1,0 +1,238 @@
+"""What a device gives back: a summary, per-tile times where it has them, and where it all
+comes from. The same keys mean the same on every device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import json
+import math
+import os
+import platform
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import xstage_lab
+from xstage_lab.errors import FileRejected
+from xstage_lab.schedule import Program
+
+SCHEMA = 1
+BADGES = ("LIVE", "SIMULATED", "RECORDED", "PREDICTED", "ASSUMED")
+SUMMARY_KEYS = ("total_s", "accepted_s", "period_s", "issue_s", "stall_ratio")
+
+TILE = np.dtype([
+    ("gpu", np.int16),
+    ("sm", np.int32),
+    ("row", np.int32),            # row of the GPU's task array
+    ("mma_start_s", np.float64),
+    ("mma_end_s", np.float64),
+    ("issue_start_s", np.float64),  # first store-warp start
+    ("issue_end_s", np.float64),    # last store accepted: the slot is free
+    ("arrived_s", np.float64),      # last byte at its destination; NaN where nobody can see it
+    ("slot_wait_s", np.float64),    # the MMA role waited this long for a slot before the tile
+    ("store_bytes", np.int64),
+])
+
+Tiles = NDArray[np.void]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One measurement.
+
+    Attributes
+    ----------
+    summary : dict of str to float
+        Design keys: `total_s`, `accepted_s`, `period_s`, `issue_s`, `stall_ratio` and more;
+        NaN where the device could not observe it.
+    tiles : structured array of dtype `TILE`, or None
+        Per-tile times, seconds since the first start anywhere.
+    backlog : float array of shape (2, n), or None
+        Time (s) and bytes accepted but not yet on the link of GPU 0.
+    parameters : dict
+        The program, plain values (`Program.parameters`).
+    provenance : dict
+        `badge`, `device`, `source`, `machine`, versions, date, seed.
+    """
+
+    summary: dict[str, float]
+    parameters: dict[str, Any]
+    provenance: dict[str, Any]
+    tiles: Tiles | None = None
+    backlog: NDArray[np.float64] | None = field(default=None)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the record to `path` (`.npz`), atomically; return the path."""
+        target = Path(path)
+        arrays = {name: array for name, array in
+                  (("tiles", self.tiles), ("backlog", self.backlog)) if array is not None}
+        head = {"schema": SCHEMA, "summary": to_plain(self.summary),
+                "parameters": self.parameters, "provenance": self.provenance}
+        text = json.dumps(head, sort_keys=True)
+        digest = _digest(text, arrays)
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, head=np.array(text), digest=np.array(digest), **arrays)
+        write_atomic(target, buffer.getvalue())
+        return target
+
+    @classmethod
+    def load(cls, path: str | Path) -> Record:
+        """Read a record, checking that it is whole, unedited and of a schema known here.
+
+        Raises
+        ------
+        FileRejected
+            Naming the file and the reason.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as stored:
+                content = {name: stored[name] for name in stored.files}
+        except FileNotFoundError:
+            raise FileRejected(path, "no such file.") from None
+        except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+            raise FileRejected(path, f"not a whole record file ({error}); it may have been cut "
+                               "short. Measure again or restore it from a copy.") from None
+        if not {"head", "digest"} <= set(content):
+            raise FileRejected(path, "this is not a record of xstage-lab (no head).")
+        head = json.loads(str(content["head"]))
+        if head.get("schema") != SCHEMA:
+            raise FileRejected(path, f"record schema {head.get('schema')!r}; this version reads "
+                               f"{SCHEMA}. Update xstage-lab to open it.")
+        arrays = {name: content[name] for name in ("tiles", "backlog") if name in content}
+        if _digest(str(content["head"]), arrays) != str(content["digest"]):
+            raise FileRejected(path, "the content does not match its digest: the file was edited "
+                               "or damaged. Restore it from a copy.")
+        summary = {k: math.nan if v is None else float(v) for k, v in head["summary"].items()}
+        return cls(summary=summary, parameters=head["parameters"],
+                   provenance=head["provenance"], **arrays)
+
+
+def _digest(text: str, arrays: Mapping[str, NDArray[Any]]) -> str:
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(arrays):
+        digest.update(name.encode())
+        digest.update(np.ascontiguousarray(arrays[name]).tobytes())
+    return digest.hexdigest()
+
+
+def write_atomic(path: str | Path, content: bytes) -> None:
+    """Write `content` to `path` so that a reader sees the old file or the new one, never half.
+
+    Raises
+    ------
+    FileRejected
+        If the folder cannot be written.
+    """
+    target = Path(path)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    except OSError as error:
+        raise FileRejected(target, f"cannot be written ({error.strerror}); choose another "
+                           "folder or free the disk.") from None
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(name, target)
+    except OSError as error:
+        Path(name).unlink(missing_ok=True)
+        raise FileRejected(target, f"cannot be written ({error.strerror}); nothing was "
+                           "changed.") from None
+
+
+def to_plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `values` fit for JSON: NumPy scalars become plain, NaN and infinity become null."""
+    def plain(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return to_plain(value)
+        if isinstance(value, np.ndarray):
+            return [plain(v) for v in value.tolist()]
+        if isinstance(value, list | tuple):
+            return [plain(v) for v in value]
+        if isinstance(value, set | frozenset):
+            return sorted(value)
+        if isinstance(value, np.generic):
+            value = value.item()
+        if isinstance(value, float) and not math.isfinite(value):
+            return None
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return to_plain(dataclasses.asdict(value))
+        return value
+    return {str(key): plain(value) for key, value in values.items()}
+
+
+def provenance(badge: str, device: str, source: str, **more: Any) -> dict[str, Any]:
+    """Return where a number comes from: badge, device, source, versions, date and `more`."""
+    return {
+        "badge": badge,
+        "device": device,
+        "source": source,
+        "xstage_lab": xstage_lab.__version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        **more,
+    }
+
+
+def summarize(tiles: Tiles, program: Program) -> dict[str, float]:
+    """Condense per-tile times into the summary every device gives.
+
+    Parameters
+    ----------
+    tiles : structured array of dtype `TILE`
+        In any order; times in seconds since the first start anywhere.
+    program : Program
+
+    Returns
+    -------
+    dict
+        `accepted_s` first start anywhere to the last acceptance; `total_s` to the last byte at
+        its destination (NaN where arrival cannot be seen); `period_s` mean start-to-start of
+        storing tiles per SM over the second half of the run, NaN below 8 of them per SM;
+        `issue_s` mean issue span of storing tasks; `stall_ratio` share of SM time spent waiting
+        for a slot, for burst trains NaN until the free issue time is known
+        (`analysis.compare`); `t_mma_s` mean MMA time; `mma_busy_ratio`, `issue_busy_ratio`
+        shares of SM time; `remote_bytes` per GPU, mean.
+    """
+    storing = tiles[tiles["store_bytes"] > 0]
+    accepted = float(tiles["issue_end_s"].max())
+    sm_time = accepted * program.n_ctas * program.n_gpus
+    mma = tiles["mma_end_s"] - tiles["mma_start_s"]
+    span = storing["issue_end_s"] - storing["issue_start_s"]
+    is_burst = program.tuning is None
+    return {
+        "accepted_s": accepted,
+        "total_s": max(float(tiles["arrived_s"].max()), accepted),
+        "period_s": _mean_period(storing),
+        "issue_s": float(span.mean()) if span.size else math.nan,
+        "stall_ratio": math.nan if is_burst else float(tiles["slot_wait_s"].sum()) / sm_time,
+        "t_mma_s": float(mma.mean()),
+        "mma_busy_ratio": float(mma.sum()) / sm_time,
+        "issue_busy_ratio": float(span.sum()) / sm_time,
+        "remote_bytes": sum(map(program.remote_bytes, range(program.n_gpus))) / program.n_gpus,
+    }
+
+
+def _mean_period(storing: Tiles, fewest: int = 8) -> float:
+    """Mean start-to-start per SM over the second half of its storing tiles."""
+    sm = storing["gpu"].astype(np.int64) * (int(storing["sm"].max(initial=0)) + 1) + storing["sm"]
+    order = np.lexsort((storing["issue_start_s"], sm))
+    _, first, count = np.unique(sm[order], return_index=True, return_counts=True)
+    if not count.size or count.min() < fewest:
+        return math.nan
+    middle, last = first + count // 2, first + count - 1
+    start = storing["issue_start_s"][order]
+    return float(((start[last] - start[middle]) / (last - middle)).mean())

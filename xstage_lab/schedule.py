@@ -1,0 +1,188 @@
+"""Workload and tuning -> tile program: one structured array per GPU, a row per tile task.
+
+The rows stand in issue order. Row i of a GPU runs on CTA i mod n_ctas, as the static tile loop
+of a persistent kernel does. Changing the schedule means permuting rows; nothing else changes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xstage_lab.errors import require_choice
+from xstage_lab.spec import (
+    DTYPE_BYTES,
+    BurstTrain,
+    FusedGemm,
+    MachineSpec,
+    Tuning,
+    Workload,
+    check_feasible,
+)
+
+STORES = ("remote", "off", "local")
+BURST, GEMM_TILE = 0, 1
+
+TASK = np.dtype([
+    ("kind", np.int8),          # BURST or GEMM_TILE
+    ("m0", np.int32),           # first output row and column of the tile
+    ("n0", np.int32),
+    ("m", np.int32),            # extent, edge tiles are smaller
+    ("n", np.int32),
+    ("k", np.int32),
+    ("flop", np.int64),
+    ("gap_s", np.float64),      # work of fixed duration before the stores (burst trains)
+    ("store_bytes", np.int64),
+    ("owner", np.int16),        # destination GPU
+    ("waits_for", np.int32),    # counter that must reach wait_count before the task, -1 none
+    ("wait_count", np.int32),
+    ("signals", np.int32),      # counter the task raises by one once its stores are accepted
+    ("panel", np.int32),        # weight panel read, -1 none
+    ("panel_bytes", np.int64),
+])
+
+Tasks = NDArray[np.void]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """A tile program: what every GPU does, in issue order.
+
+    Attributes
+    ----------
+    workload, tuning : what it was built from
+    tasks : tuple of structured arrays, dtype `TASK`
+        One per GPU, rows in issue order.
+    n_ctas, issue_depth : int
+        Persistent CTAs per GPU, and output tiles each may hold.
+    stores : str
+        `remote`, `local` (the control: same stores, own memory) or `off` (compute only).
+    """
+
+    workload: Workload
+    tuning: Tuning | None
+    tasks: tuple[Tasks, ...]
+    n_ctas: int
+    issue_depth: int
+    stores: str = "remote"
+
+    @property
+    def n_gpus(self) -> int:
+        """GPUs in the program."""
+        return len(self.tasks)
+
+    def remote_bytes(self, gpu: int) -> int:
+        """Bytes that `gpu` stores to other GPUs."""
+        rows = self.tasks[gpu]
+        return int(rows["store_bytes"][rows["owner"] != gpu].sum())
+
+    def parameters(self) -> dict[str, Any]:
+        """Plain values that say which program this is, for records and exports."""
+        return {
+            "workload": type(self.workload).__name__,
+            **dataclasses.asdict(self.workload),
+            **({} if self.tuning is None else dataclasses.asdict(self.tuning)),
+            "n_ctas": self.n_ctas,
+            "issue_depth": self.issue_depth,
+            "stores": self.stores,
+        }
+
+
+def build(
+    workload: Workload,
+    machine: MachineSpec,
+    tuning: Tuning | None = None,
+    stores: str = "remote",
+) -> Program:
+    """Build the tile program of `workload` on `machine`.
+
+    Parameters
+    ----------
+    workload : BurstTrain or FusedGemm
+    machine : MachineSpec
+        Gives the SM count and the limits.
+    tuning : Tuning, optional
+        For a fused GEMM; the default tuning if left out.
+    stores : str
+        `remote`; `local` sends every store to the GPU's own memory; `off` computes only.
+
+    Raises
+    ------
+    Infeasible, InvalidValue
+        If the machine cannot run it.
+    """
+    require_choice("stores", stores, STORES)
+    check_feasible(workload, machine, tuning)
+    if isinstance(workload, BurstTrain):
+        tasks = tuple(_burst_tasks(workload, gpu) for gpu in range(workload.n_gpus))
+        n_ctas, depth, used = workload.n_producers, 1, None
+    else:
+        used = tuning or Tuning()
+        tasks = tuple(_gemm_tasks(workload, used, gpu) for gpu in range(workload.n_gpus))
+        n_ctas, depth = used.n_ctas or machine.n_sms, used.issue_depth
+    for gpu, rows in enumerate(tasks):
+        if stores == "local":
+            rows["owner"] = gpu
+        elif stores == "off":
+            rows["store_bytes"] = 0
+    return Program(workload=workload, tuning=used, tasks=tasks, n_ctas=n_ctas,
+                   issue_depth=depth, stores=stores)
+
+
+def _empty_tasks(n_rows: int, kind: int) -> Tasks:
+    rows = np.zeros(n_rows, TASK)
+    rows["kind"] = kind
+    rows["waits_for"] = rows["signals"] = rows["panel"] = -1
+    return rows
+
+
+def _burst_tasks(train: BurstTrain, gpu: int) -> Tasks:
+    burst, producer = np.divmod(np.arange(train.n_bursts * train.n_producers), train.n_producers)
+    rows = _empty_tasks(burst.size, BURST)
+    rows["gap_s"] = np.where(burst > 0, train.gap_s, 0.0)
+    rows["store_bytes"] = train.burst_bytes
+    peers = max(train.n_gpus - 1, 1)
+    rows["owner"] = (gpu + (1 + producer % peers if train.n_gpus > 1 else 0)) % train.n_gpus
+    if train.sync == "lockstep":  # burst j starts its gap when all producers ended burst j - 1
+        rows["signals"] = burst
+        rows["waits_for"] = burst - 1
+        rows["wait_count"] = np.where(burst > 0, train.n_producers, 0)
+    return rows
+
+
+def _gemm_tasks(gemm: FusedGemm, tuning: Tuning, gpu: int) -> Tasks:
+    n_rows, n_cols = -(-gemm.m // tuning.tile_m), -(-gemm.n // tuning.tile_n)
+    row, col = np.divmod(np.arange(n_rows * n_cols), n_cols)
+    tasks = _empty_tasks(row.size, GEMM_TILE)
+    tasks["m0"], tasks["n0"] = row * tuning.tile_m, col * tuning.tile_n
+    tasks["m"] = np.minimum(tuning.tile_m, gemm.m - tasks["m0"])
+    tasks["n"] = np.minimum(tuning.tile_n, gemm.n - tasks["n0"])
+    tasks["k"] = gemm.k
+    area = tasks["m"].astype(np.int64) * tasks["n"]
+    tasks["flop"] = 2 * area * gemm.k
+    tasks["store_bytes"] = area * DTYPE_BYTES[gemm.out_dtype]
+    tasks["owner"] = _owners(gemm, row, n_rows)
+    tasks["panel"] = col
+    tasks["panel_bytes"] = tasks["n"].astype(np.int64) * gemm.k * DTYPE_BYTES[gemm.dtype]
+    if gemm.destinations == "row-owner":  # start at the successor's rows
+        first = np.searchsorted(tasks["owner"], (gpu + 1) % gemm.n_gpus)
+        tasks = np.roll(tasks, -first)
+    return tasks
+
+
+def _owners(gemm: FusedGemm, row: NDArray[np.int64], n_rows: int) -> NDArray[np.int64]:
+    """Return the owner of each tile, tiles in row-major order."""
+    index = np.arange(row.size)
+    if gemm.destinations == "round-robin":
+        return index % gemm.n_gpus
+    if gemm.destinations.startswith("row-owner"):
+        return row * gemm.n_gpus // n_rows
+    share = gemm.hot_share_ratio
+    hot = np.floor((index + 1) * share) > np.floor(index * share)
+    others = np.maximum(gemm.n_gpus - 1, 1)
+    cold = (np.cumsum(~hot) - 1) % others + 1
+    return np.where(hot, 0, np.minimum(cold, gemm.n_gpus - 1))
