@@ -33,8 +33,12 @@ PARTS = (
     part("errors"),
     part("units"),
     part("datafiles"),
+    part("tables", "numpy"),
     part("browser"),
     part("spec", "numpy"),
+    part("machinefile"),
+    part("tables", "numpy"),
+    part("machinefile", "numpy"),
     part("catalog", "numpy"),
     part("schedule", "numpy"),
     part("record", "numpy"),
@@ -42,6 +46,7 @@ PARTS = (
     part("kernels", "numpy", "cupy cuda"),
     part("reference", "numpy", "torch"),
     part("devices", "numpy numba", "cupy"),
+    part("worker"),
     part("experiment", "numpy"),
     part("analysis", "numpy scipy"),
     part("plots", "numpy bokeh"),
@@ -54,15 +59,15 @@ PARTS = (
 RANK = {p.name: rank for rank, p in enumerate(PARTS)}
 
 # A simulator that calls the law proves nothing by agreeing with it.
-MEASURING, PREDICTING = {"devices", "experiment"}, {"law", "analysis"}
+MEASURING, PREDICTING = {"devices", "worker", "experiment"}, {"law", "analysis"}
 HEAVY = ("bokeh", "cupy", "ipywidgets", "jupyter_bokeh", "numba", "scipy", "torch")
 
 MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
-UNIT = re.compile(r"_(s|hz|bytes|bytes_per_s|flop|flop_per_s|ratio)$|^n_")
-# A factor of a display, and an array whose two rows have units of their own.
-UNITLESS = {"Display.scale", "Record.backlog"}
+UNIT = re.compile(r"(^|_)(s|hz|bytes|bytes_per_s|flop|flop_per_s|ratio)$|^n_")
+# A factor of a display, and arrays whose two rows have units of their own.
+UNITLESS = {"Display.scale", "Record.backlog", "State.backlog"}
 FLOAT = re.compile(r"\bfloat(16|32|64|ing)?\b|\bFloat\w*\b", re.IGNORECASE)
 
 TOP_LEVEL = {
