@@ -87,7 +87,7 @@ def link_package(folder: Path, name: str) -> None:
 def report_of_bare_python(folder: Path) -> dict[str, Any]:
     """What the doctor says in a Python that has only NumPy, the checkout and `folder`."""
     link_package(folder, "numpy")
-    path = [str(Path(doctor.__file__).parents[1]), str(folder)]
+    path = [str(folder), str(Path(doctor.__file__).parents[1])]
     code = f"import sys; sys.path += {path}; from xstage_lab import doctor; import json;"
     command = [sys.executable, "-I", "-S", "-c", f"{code} print(json.dumps(doctor.report()))"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/")
