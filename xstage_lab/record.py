@@ -13,6 +13,7 @@ import os
 import platform
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -42,6 +43,10 @@ TILE = np.dtype([
     ("slot_wait_s", np.float64),    # the MMA role waited this long for a slot before the tile
     ("store_bytes", np.int64),
 ])
+
+# What reading a damaged archive may raise: the zip format alone has five ways to be wrong.
+_NOT_WHOLE = (OSError, ValueError, EOFError, KeyError, NotImplementedError, RuntimeError,
+              zipfile.BadZipFile, zlib.error)
 
 Tiles = NDArray[np.void]
 
@@ -95,16 +100,16 @@ class Record:
             Naming the file and the reason.
         """
         try:
-            with np.load(path, allow_pickle=False) as stored:
+            with zipfile.ZipFile(path), np.load(path, allow_pickle=False) as stored:
                 content = {name: stored[name] for name in stored.files}
+                head = json.loads(str(content["head"])) if "head" in content else {}
         except FileNotFoundError:
             raise FileRejected(path, "no such file.") from None
-        except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+        except _NOT_WHOLE as error:
             raise FileRejected(path, f"not a whole record file ({error}); it may have been cut "
                                "short. Measure again or restore it from a copy.") from None
-        if not {"head", "digest"} <= set(content):
+        if not {"head", "digest"} <= set(content) or not isinstance(head, dict):
             raise FileRejected(path, "this is not a record of xstage-lab (no head).")
-        head = json.loads(str(content["head"]))
         if head.get("schema") != SCHEMA:
             raise FileRejected(path, f"record schema {head.get('schema')!r}; this version reads "
                                f"{SCHEMA}. Update xstage-lab to open it.")
