@@ -48,7 +48,7 @@ PARTS = (
     part("experiment", "numpy"),
     part("analysis", "numpy scipy"),
     part("plots", "numpy bokeh"),
-    part("export", "numpy bokeh", "playwright"),
+    part("export", "numpy bokeh"),
     part("lab", "numpy bokeh ipywidgets jupyter_bokeh IPython"),
     part("doctor", "", "cupy packaging"),
     part("__init__"),
