@@ -1,0 +1,222 @@
+"""The law for staged tiles: MMA, a few staging slots, stores, and the path behind them.
+
+Extensions of the Burst-Gap law made here: staging depth, wave quantisation, mixed and separate
+local tiles, the incast of unrotated owners, the unfused baseline. All pure functions over arrays.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Floats = NDArray[np.float64]
+REGIMES = ("compute-bound", "issue-bound", "drain-bound", "capacity-bound")
+
+
+class TileRun(NamedTuple):
+    """A GPU's run of tiles; every field broadcasts against the others.
+
+    Attributes
+    ----------
+    n_tiles : tiles of the GPU
+    n_storing : the first so many of them form the storing run; all of them where remote and
+        local tiles are mixed
+    n_sms : persistent CTAs, K
+    t_mma_s : compute time of a tile
+    tile_bytes : output bytes of a full tile
+    remote_bytes : bytes the GPU stores to others
+    issue_depth : output tiles an SM may hold, D
+    per_sm_bytes_per_s, issue_latency_s, drain_bytes_per_s, capacity_bytes : r_SM, t0, R, Q
+    """
+
+    n_tiles: ArrayLike
+    n_storing: ArrayLike
+    n_sms: ArrayLike
+    t_mma_s: ArrayLike
+    tile_bytes: ArrayLike
+    remote_bytes: ArrayLike
+    issue_depth: ArrayLike
+    per_sm_bytes_per_s: ArrayLike
+    issue_latency_s: ArrayLike
+    drain_bytes_per_s: ArrayLike
+    capacity_bytes: ArrayLike
+
+
+class Staged(NamedTuple):
+    """What the law says of a run, one value per configuration.
+
+    Attributes
+    ----------
+    accepted_s, total_s : last acceptance; last byte at its destination
+    period_s : steady start-to-start of storing tiles on an SM
+    issue_s : mean issue span of a tile
+    stall_ratio : share of SM time in which the MMA role waits for a slot
+    bounds_s : shape (4, ...), the lower bounds of accepted_s in the order of `REGIMES`
+    """
+
+    accepted_s: Floats
+    total_s: Floats
+    period_s: Floats
+    issue_s: Floats
+    stall_ratio: Floats
+    bounds_s: Floats
+
+
+def staged_tiles(run: TileRun) -> Staged:
+    """Time of a run of staged tiles.
+
+    Every SM computes a tile in T_mma and issues it in T_iss0; at depth 1 one after the other, at
+    depth D with up to D - 1 finished tiles waiting. Tiles run in waves of K. The last acceptance
+    is the largest of a few chains, each a lower bound by itself: all MMAs; all issues; the path
+    draining all but Q; and the path draining up to the end of a wave after which the rest of an
+    SM's tiles still follow, of which the last storing wave alone may be more than Q.
+
+    References
+    ----------
+    At depth 1 and many waves the period is max(T_mma + T_iss0, V/R), at depth 2 and more
+    max(T_mma, T_iss0, V/R): the Burst-Gap period with G = T_mma, and with the gap hidden.
+    """
+    count, storing, k, mma, size, volume, depth, r, t0, drain, held = np.broadcast_arrays(
+        *(np.asarray(field, dtype=float) for field in run))
+    serial = depth == 1
+    issue = t0 + size / r
+    step = np.where(serial, mma + issue, mma)
+    waves, storing_waves, full = np.ceil(count / k), np.ceil(storing / k), np.floor(storing / k)
+    per_tile = volume / np.maximum(storing, 1)
+
+    def rest(tiles: Floats) -> Floats:
+        """Time of the tiles that follow once a wave is accepted."""
+        staged = np.maximum(np.maximum(tiles - depth + 1, 0) * mma + issue, tiles * issue)
+        return np.where(tiles > 0, np.where(serial, tiles * step, staged), 0.0)
+
+    def drained(n_bytes: Floats, start: Floats) -> Floats:
+        """Time when all but Q of the bytes that come from `start` on have left."""
+        return np.where(volume > 0, start + (n_bytes - held) / drain, 0.0)
+
+    first = mma + t0
+    last_wave = np.where(storing > full * k, storing - full * k, np.minimum(k, storing)) * per_tile
+    last_start = np.maximum(storing_waves - 1, 0) * step + first
+    after = rest(waves - storing_waves)
+    bounds = np.stack((
+        waves * step + np.where(serial, 0.0, issue),
+        np.where(serial, waves * step, mma + waves * issue),
+        np.maximum(drained(volume, first) + after,
+                   drained(full * k * per_tile, first) + rest(waves - full)),
+        drained(last_wave, last_start) + after,
+    ))
+    accepted = bounds.max(axis=0)
+    arrived = np.where(volume > 0, np.maximum(first + volume / drain,
+                                              last_start + last_wave / drain), 0.0)
+    wave_drain = volume / np.maximum(storing_waves, 1) / drain
+    period = np.maximum(np.where(serial, step, np.maximum(mma, issue)), wave_drain)
+    return Staged(accepted, np.maximum(accepted, arrived), period,
+                  _issue_span(accepted, bounds, waves, mma, issue, serial),
+                  _stall_ratio(accepted, waves, mma, issue, depth, period), bounds)
+
+
+def _issue_span(accepted: Floats, bounds: Floats, waves: Floats, mma: Floats, issue: Floats,
+                serial: NDArray[np.bool_]) -> Floats:
+    """Mean issue span: what an SM's time leaves for the store role, once it is the bottleneck."""
+    blocked = accepted > bounds[:2].max(axis=0) * (1 + 1e-9)
+    left = (accepted - np.where(serial, waves, 1) * mma) / waves
+    return np.where(serial | blocked, np.maximum(left, issue), issue)
+
+
+def _stall_ratio(accepted: Floats, waves: Floats, mma: Floats, issue: Floats, depth: Floats,
+                 period: Floats) -> Floats:
+    """Share of the time in which the MMA role has neither work nor reached its end."""
+    span = (accepted - waves * mma) / waves
+    serial = span * (waves - 1)  # at depth 1 every issue but the last holds the next MMA up
+    tail = np.minimum(depth - 1, waves - 1) * np.maximum(period - mma, 0) + issue
+    staged = np.where(waves > depth, np.maximum(accepted - waves * mma - tail, 0.0), 0.0)
+    return np.maximum(np.where(depth == 1, serial, staged), 0.0) / accepted
+
+
+def regime(run: TileRun, bounds_s: Floats) -> tuple[NDArray[np.int64], Floats]:
+    """Which bound is the largest (index into `REGIMES`), and by what ratio over the next.
+
+    At depth 1 computing and issuing add up to one chain; the longer part names it.
+    """
+    order = np.sort(bounds_s, axis=0)
+    which = np.argmax(bounds_s, axis=0)
+    issue = np.asarray(run.issue_latency_s) + np.asarray(run.tile_bytes) / run.per_sm_bytes_per_s
+    serial_issue = (np.asarray(run.issue_depth) == 1) & (issue > run.t_mma_s)
+    which = np.where((which == 0) & serial_issue, 1, which)
+    one_chain = np.isclose(bounds_s[0], bounds_s[1]) & (which < 2)
+    second = np.where(one_chain, np.maximum(bounds_s[2], bounds_s[3]), order[-2])
+    with np.errstate(divide="ignore"):
+        margin = np.where(second > 0, order[-1] / second - 1.0, np.inf)
+    return which, margin
+
+
+def incast(n_gpus: int, compute_s: ArrayLike, drain_s: ArrayLike,
+           held_ratio: ArrayLike) -> tuple[Floats, Floats]:
+    """All GPUs store to one owner at a time: when is everything accepted, and drained?
+
+    A fluid over owners' phases. A GPU's own phase has nothing remote, so that it runs ahead and
+    no longer adds to the incast of later phases; the others share the owner's ingress.
+
+    Parameters
+    ----------
+    n_gpus : GPUs P, and phases
+    compute_s : time in which a GPU computes one owner's tiles (s)
+    drain_s : time in which one GPU alone drains them, V / R (s)
+    held_ratio : capacity Q as a share of one owner's bytes
+
+    Returns
+    -------
+    accepted_s, drained_s : arrays, since the first tile's stores
+    """
+    compute, drain, held = np.broadcast_arrays(*(
+        np.atleast_1d(np.asarray(a, dtype=float)) for a in (compute_s, drain_s, held_ratio)))
+    me = np.arange(n_gpus)[:, None]
+    out, gone = np.zeros((2, n_gpus, compute.size))  # accepted and drained, in phases
+    accepted, now = np.zeros((2, compute.size))
+    for _ in range(40 * n_gpus):  # a handful of events for each GPU and phase
+        busy = gone < n_gpus - 1e-7
+        if not busy.any():
+            break
+        fill, flow, to_go = _incast_rates(n_gpus, me, out, gone, compute, drain, held)
+        step = np.where(busy.any(axis=0), np.maximum(to_go.min(axis=0), 1e-9 * compute), 0.0)
+        out = np.minimum(out + fill * step, n_gpus)
+        gone = np.minimum(gone + flow * step, out)
+        gone = np.where(np.abs(gone - np.round(gone)) < 1e-7, np.round(gone), gone)
+        now = now + step
+        done = (out > n_gpus - 1e-6).all(axis=0) & (accepted == 0)
+        accepted = np.where(done, now, accepted)
+    return accepted, now
+
+
+def _incast_rates(n_gpus: int, me: NDArray[np.int64], out: Floats, gone: Floats, compute: Floats,
+                  drain: Floats, held: Floats) -> tuple[Floats, Floats, Floats]:
+    """Rates at which each GPU's stores are accepted and drained, and the time until one changes."""
+    phase = np.minimum(np.floor(gone + 1e-9), n_gpus - 1)
+    fill = np.where(out < n_gpus - 1e-7, 1 / compute, 0.0)
+    waiting = out - gone > 1e-9
+    own = np.clip(np.minimum(out, me + 1) - np.maximum(gone, me), 0, None)
+    room = held - (out - gone - own)
+    wants = (gone < n_gpus - 1e-7) & (waiting | (fill > 0))
+    remote = wants & (phase != me)
+    senders = np.zeros_like(out)
+    for owner in range(n_gpus):
+        to_owner = remote & (phase == owner)
+        senders = np.where(to_owner, to_owner.sum(axis=0), senders)
+    flow = np.where(remote, 1 / (np.maximum(senders, 1) * drain), 0.0)
+    flow = np.where(wants & ~remote, 1e6 / compute, flow)  # own tiles need no link
+    flow = np.where(waiting, flow, np.minimum(flow, fill))
+    fill = np.where(room <= 1e-9, np.minimum(fill, flow), fill)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        events = np.stack((
+            np.where(flow > 0, (phase + 1 - gone) / flow, np.inf),
+            np.where(fill > 0, (n_gpus - out) / fill, np.inf),
+            np.where((fill > flow) & (room > 1e-9), room / (fill - flow), np.inf),
+            np.where((flow > fill) & waiting, (out - gone) / (flow - fill), np.inf)))
+    return fill, flow, events.min(axis=0)
+
+
+def unfused_time(compute_s: ArrayLike, remote_bytes: ArrayLike,
+                 copy_bytes_per_s: ArrayLike) -> Floats:
+    """Compute, then copy: the kernel stores to its own memory and a copy follows (s)."""
+    return np.asarray(compute_s) + np.asarray(remote_bytes) / copy_bytes_per_s
