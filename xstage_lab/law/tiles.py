@@ -109,11 +109,14 @@ def staged_tiles(run: TileRun) -> Staged:
     accepted = bounds.max(axis=0)
     arrived = np.where(volume > 0, np.maximum(first + volume / drain,
                                               last_start + last_wave / drain), 0.0)
-    wave_drain = volume / np.maximum(storing_waves, 1) / drain
-    period = np.maximum(np.where(serial, step, np.maximum(mma, issue)), wave_drain)
+    chain = np.where(serial, step, np.maximum(mma, issue))
+    steady = np.maximum(chain, k * per_tile / drain)
+    # Periods are looked at over the second half of the run, of which the local end may be part.
+    end = np.minimum(waves - storing_waves, 0.5 * waves)
+    period = (steady * (0.5 * waves - end) + chain * end) / (0.5 * waves)
     return Staged(accepted, np.maximum(accepted, arrived), period,
                   _issue_span(accepted, bounds, waves, mma, issue, serial),
-                  _stall_ratio(accepted, waves, mma, issue, depth, period), bounds)
+                  _stall_ratio(accepted, waves, mma, issue, depth, steady), bounds)
 
 
 def _issue_span(accepted: Floats, bounds: Floats, waves: Floats, mma: Floats, issue: Floats,
@@ -137,18 +140,20 @@ def _stall_ratio(accepted: Floats, waves: Floats, mma: Floats, issue: Floats, de
 def regime(run: TileRun, bounds_s: Floats) -> tuple[NDArray[np.int64], Floats]:
     """Which bound is the largest (index into `REGIMES`), and by what ratio over the next.
 
-    At depth 1 computing and issuing add up to one chain; the longer part names it.
+    At depth 1 computing and issuing add up to one chain; the longer part names it. The capacity
+    bound starts from the compute chain and is set against the others only where it wins.
     """
-    order = np.sort(bounds_s, axis=0)
     which = np.argmax(bounds_s, axis=0)
+    compute, issuing, drain, _ = bounds_s
     issue = np.asarray(run.issue_latency_s) + np.asarray(run.tile_bytes) / run.per_sm_bytes_per_s
-    serial_issue = (np.asarray(run.issue_depth) == 1) & (issue > run.t_mma_s)
-    which = np.where((which == 0) & serial_issue, 1, which)
-    one_chain = np.isclose(bounds_s[0], bounds_s[1]) & (which < 2)
-    second = np.where(one_chain, np.maximum(bounds_s[2], bounds_s[3]), order[-2])
+    serial = np.broadcast_to(np.asarray(run.issue_depth) == 1, which.shape)
+    others = np.where(which == 2, np.maximum(compute, issuing),
+                      np.where(which == 0, np.maximum(drain, np.where(serial, 0.0, issuing)),
+                               np.maximum(drain, np.where(serial, 0.0, compute))))
+    others = np.where(which == 3, bounds_s[:3].max(axis=0), others)
     with np.errstate(divide="ignore"):
-        margin = np.where(second > 0, order[-1] / second - 1.0, np.inf)
-    return which, margin
+        margin = np.where(others > 0, bounds_s.max(axis=0) / others - 1.0, np.inf)
+    return np.where((which == 0) & serial & (issue > run.t_mma_s), 1, which), margin
 
 
 def incast(n_gpus: int, compute_s: ArrayLike, drain_s: ArrayLike,
@@ -167,13 +172,14 @@ def incast(n_gpus: int, compute_s: ArrayLike, drain_s: ArrayLike,
 
     Returns
     -------
-    accepted_s, drained_s : arrays, since the first tile's stores
+    accepted_s : shape (n_gpus, ...), since the first tile's stores
+    drained_s : shape (...), when the last byte is out
     """
     compute, drain, held = np.broadcast_arrays(*(
         np.atleast_1d(np.asarray(a, dtype=float)) for a in (compute_s, drain_s, held_ratio)))
     me = np.arange(n_gpus)[:, None]
     out, gone = np.zeros((2, n_gpus, compute.size))  # accepted and drained, in phases
-    accepted, now = np.zeros((2, compute.size))
+    accepted, now = np.zeros_like(out), np.zeros(compute.size)
     for _ in range(40 * n_gpus):  # a handful of events for each GPU and phase
         busy = gone < n_gpus - 1e-7
         if not busy.any():
@@ -184,7 +190,7 @@ def incast(n_gpus: int, compute_s: ArrayLike, drain_s: ArrayLike,
         gone = np.minimum(gone + flow * step, out)
         gone = np.where(np.abs(gone - np.round(gone)) < 1e-7, np.round(gone), gone)
         now = now + step
-        done = (out > n_gpus - 1e-6).all(axis=0) & (accepted == 0)
+        done = (out > n_gpus - 1e-6) & (accepted == 0)
         accepted = np.where(done, now, accepted)
     return accepted, now
 

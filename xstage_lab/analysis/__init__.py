@@ -1,0 +1,23 @@
+"""From measurements to the law's parameters, to predictions, to what they mean."""
+
+from xstage_lab.analysis.calibration import Calibration, calibrate, published
+from xstage_lab.analysis.comparison import Comparison, compare, measured_regime
+from xstage_lab.analysis.explanation import explain
+from xstage_lab.analysis.prediction import Prediction, measure_t_mma, predict
+from xstage_lab.analysis.tilings import PredictedMap, predict_map, t_mma_roofline
+
+__all__ = [
+    "Calibration",
+    "Comparison",
+    "PredictedMap",
+    "Prediction",
+    "calibrate",
+    "compare",
+    "explain",
+    "measure_t_mma",
+    "measured_regime",
+    "predict",
+    "predict_map",
+    "published",
+    "t_mma_roofline",
+]

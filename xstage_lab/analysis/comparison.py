@@ -1,0 +1,124 @@
+"""Prediction beside record: errors, and what the record itself says of the regime."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from xstage_lab.analysis.explanation import explain
+from xstage_lab.analysis.prediction import Prediction
+from xstage_lab.errors import XStageError
+from xstage_lab.record import SUMMARY_KEYS, Record
+
+NEGLIGIBLE_SHARE = 0.05  # shares of time below this count as none when a regime is named
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """A prediction beside a measurement of the same configuration.
+
+    Attributes
+    ----------
+    predicted, measured, error_ratio : dict
+        Over `record.SUMMARY_KEYS`. The error is predicted/measured - 1, for `stall_ratio` the
+        difference; NaN where either is missing.
+    regime, regime_measured : str
+        As the law names it, and as observed busy and wait shares do.
+    explain : list of str
+    provenance : dict
+        `predicted` and `measured`, each with its badge.
+    """
+
+    predicted: dict[str, float]
+    measured: dict[str, float]
+    error_ratio: dict[str, float]
+    regime: str
+    regime_measured: str
+    explain: list[str]
+    provenance: dict[str, Any]
+
+
+def compare(prediction: Prediction, record: Record) -> Comparison:
+    """Set a prediction beside a record.
+
+    Raises
+    ------
+    XStageError
+        If they are of different configurations.
+    """
+    for name in prediction.parameters.keys() & record.parameters.keys():
+        ours, theirs = prediction.parameters[name], record.parameters[name]
+        if ours != theirs and ours is not None and theirs is not None:
+            raise XStageError(f"{name}: predicted for {ours!r}, measured at {theirs!r}; compare "
+                              "like with like.")
+    measured = {key: record.summary.get(key, math.nan) for key in SUMMARY_KEYS}
+    is_burst = "gap_s" in prediction.terms
+    if is_burst and math.isnan(measured["stall_ratio"]) and not math.isnan(measured["issue_s"]):
+        blocked = measured["issue_s"] - prediction.terms["issue_free_s"]
+        measured["stall_ratio"] = (
+            record.parameters["n_bursts"] * blocked / measured["accepted_s"])
+    error = {key: _error(key, prediction.summary[key], measured[key]) for key in SUMMARY_KEYS}
+    comparison = Comparison(
+        predicted=dict(prediction.summary), measured=measured, error_ratio=error,
+        regime=prediction.regime, regime_measured=measured_regime(record),
+        explain=explain(prediction),
+        provenance={"predicted": prediction.provenance, "measured": record.provenance})
+    return dataclasses.replace(comparison, explain=comparison.explain + [_verdict(comparison)])
+
+
+def _error(key: str, predicted: float, measured: float) -> float:
+    if key == "stall_ratio":
+        return predicted - measured
+    return predicted / measured - 1.0 if measured else math.nan
+
+
+def _verdict(comparison: Comparison) -> str:
+    badge = comparison.provenance["measured"].get("badge", "measured")
+    error = comparison.error_ratio["accepted_s"]
+    if math.isnan(error):
+        error = comparison.error_ratio["total_s"]
+        what = "total time"
+    else:
+        what = "time to the last acceptance"
+    if math.isnan(error):
+        return f"The record ({badge}) holds no time the law predicts."
+    text = (f"The law is {abs(error):.1%} {'above' if error > 0 else 'below'} the {badge} {what}")
+    if comparison.regime_measured and comparison.regime_measured != comparison.regime:
+        return (f"{text}; it calls the run {comparison.regime}, its busy and wait shares say "
+                f"{comparison.regime_measured}.")
+    return f"{text}."
+
+
+def measured_regime(record: Record) -> str:
+    """Name the regime from observed busy and wait shares alone; empty without per-tile times.
+
+    The MMA role that hardly ever waits for a slot is compute-bound (for bursts: spans as short
+    as the shortest). Otherwise the store role is the bottleneck: issue-bound if its spans are
+    as short as they get, else the path blocks it: drain-bound if it still does so in the second
+    half of the run, capacity-bound if only at its start.
+    """
+    tiles = record.tiles
+    if tiles is None:
+        return ""
+    storing = tiles[tiles["store_bytes"] > 0]
+    mma = float((tiles["mma_end_s"] - tiles["mma_start_s"]).sum())
+    if not storing.size:
+        return "compute-bound"
+    span = storing["issue_end_s"] - storing["issue_start_s"]
+    per_byte = span / storing["store_bytes"]
+    free = float(np.quantile(per_byte, 0.01)) * storing["store_bytes"]
+    blocked = np.maximum(span - free, 0.0)
+    serial = record.parameters.get("issue_depth") == 1
+    waits = float(tiles["slot_wait_s"].sum())
+    everything = mma + (float(span.sum()) if serial else waits)
+    if not serial and waits < NEGLIGIBLE_SHARE * everything:
+        return "compute-bound"
+    if blocked.sum() < NEGLIGIBLE_SHARE * everything:
+        return "compute-bound" if serial and mma >= free.sum() else "issue-bound"
+    late = storing["issue_start_s"] > 0.5 * record.summary["accepted_s"]
+    still = blocked[late].sum() > NEGLIGIBLE_SHARE * span[late].sum()
+    return "drain-bound" if still and late.any() else "capacity-bound"

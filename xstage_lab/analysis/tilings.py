@@ -1,0 +1,175 @@
+"""The law over tilings of a fused GEMM: destinations become drain rates, and grids arrays."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from xstage_lab import law
+from xstage_lab.analysis.calibration import Calibration
+from xstage_lab.spec import DTYPE_BYTES, FusedGemm, MachineSpec, Tuning
+
+Floats = NDArray[np.float64]
+
+
+def t_mma_roofline(workload: FusedGemm, machine: MachineSpec, tile_m: ArrayLike,
+                   tile_n: ArrayLike) -> Floats:
+    """Compute time of a full tile at one SM's share of the machine's FLOP rate (s)."""
+    flop = 2.0 * np.minimum(tile_m, workload.m) * np.minimum(tile_n, workload.n) * workload.k
+    return np.asarray(flop / (machine.flop_per_s(workload.dtype) / machine.n_sms))
+
+
+def lanes_used(machine: MachineSpec, n_gpus: int) -> float:
+    """Share of a GPU's store rate that balanced stores to n_gpus - 1 peers can use."""
+    if machine.link.topology != "full mesh" or machine.max_gpus <= 1:
+        return 1.0
+    return max(n_gpus - 1, 1) / (machine.max_gpus - 1)
+
+
+class _Load(NamedTuple):
+    """One kind of GPU: what it stores, and how fast that can drain."""
+
+    storing_ratio: float   # share of its tiles, from the first on, that form the storing run
+    remote_ratio: float    # share of its output bytes that is remote
+    drain_bytes_per_s: float
+
+
+def _loads(gemm: FusedGemm, machine: MachineSpec, drain: float) -> list[_Load]:
+    """Return the kinds of GPU whose slowest sets the time; one unless there is a hot GPU."""
+    peers = gemm.n_gpus - 1
+    if peers == 0:
+        return [_Load(1.0, 0.0, drain)]
+    spread = drain * lanes_used(machine, gemm.n_gpus)
+    mesh = machine.link.topology == "full mesh"
+    lane = drain / max(machine.max_gpus - 1, 1) if mesh else drain
+    remote = peers / gemm.n_gpus
+    if gemm.destinations == "round-robin":
+        return [_Load(1.0, remote, spread)]
+    if gemm.destinations.startswith("row-owner"):
+        return [_Load(remote, remote, lane)]
+    hot = gemm.hot_share_ratio
+    others = hot + (1 - hot) * (peers - 1) / peers
+    into_hot = others * lane / hot / (1 if mesh else peers) if hot > 0 else math.inf
+    return [_Load(1.0, others, min(spread, into_hot)), _Load(1.0, 1 - hot, spread)]
+
+
+def staged_gemm(gemm: FusedGemm, machine: MachineSpec, cal: Calibration, n_ctas: ArrayLike,
+                 tile_m: ArrayLike, tile_n: ArrayLike, depth: ArrayLike, t_mma: ArrayLike,
+                 capacity: float) -> tuple[law.Staged, law.TileRun]:
+    """Apply the law to arrays of tilings."""
+    tile_m, tile_n = np.asarray(tile_m, dtype=float), np.asarray(tile_n, dtype=float)
+    n_tiles = np.ceil(gemm.m / tile_m) * np.ceil(gemm.n / tile_n)
+    size = tile_m * tile_n * DTYPE_BYTES[gemm.out_dtype]
+    best: tuple[law.Staged, law.TileRun] | None = None
+    for load in _loads(gemm, machine, cal.drain_bytes_per_s):
+        run = law.TileRun(
+            n_tiles, np.round(n_tiles * load.storing_ratio), n_ctas, t_mma, size,
+            gemm.store_bytes * load.remote_ratio, depth, cal.per_sm_bytes_per_s,
+            cal.issue_latency_s, load.drain_bytes_per_s, capacity)
+        staged = law.staged_tiles(run)
+        if best is None:
+            best = staged, run
+        else:
+            slower = staged.accepted_s > best[0].accepted_s
+            total = np.maximum(staged.total_s, best[0].total_s)
+            merged = law.Staged(*(np.where(slower, a, b)
+                                  for a, b in zip(staged, best[0], strict=True)))
+            best = merged._replace(total_s=total), best[1]
+    assert best is not None  # there is at least one kind of GPU
+    if gemm.destinations == "row-owner-unrotated" and gemm.n_gpus > 1:
+        if machine.link.topology != "full mesh":
+            best = _with_incast(gemm, best[1], best[0]), best[1]
+    return best
+
+
+def _with_incast(gemm: FusedGemm, run: law.TileRun, staged: law.Staged) -> law.Staged:
+    """Slow a run down by the moving incast of owners that all GPUs address at a time.
+
+    At a phase's end a wave addresses two owners and a quarter of the incast falls away. Runs of
+    a wave and less address all owners at once and see none; from half a wave per owner on they
+    see it all, and between the two it grows with the length.
+    """
+    gpus, k = gemm.n_gpus, np.asarray(run.n_sms, dtype=float)
+    waves = np.maximum(np.asarray(run.n_tiles) / k, 1.0)
+    issue = np.asarray(run.issue_latency_s) + np.asarray(run.tile_bytes) / run.per_sm_bytes_per_s
+    serial = np.asarray(run.issue_depth) == 1
+    step = np.where(serial, run.t_mma_s + issue, np.maximum(run.t_mma_s, issue))
+    share = gemm.store_bytes / gpus
+    mixing = 1 - 0.25 / np.maximum(waves / gpus, 1.0)
+    shape = np.broadcast_shapes(waves.shape, step.shape, staged.accepted_s.shape)
+    waves, step, mixing, issue = (np.broadcast_to(a, shape) for a in (waves, step, mixing, issue))
+    accepted, drained = law.incast(
+        gpus, np.ravel((waves - 1) * step + issue) / gpus,
+        np.ravel(share / np.asarray(run.drain_bytes_per_s) * mixing),
+        np.asarray(run.capacity_bytes) / share)
+    accepted, drained = accepted.reshape(gpus, *shape), drained.reshape(shape)
+    weight = np.minimum(1.0, 2 * waves / gpus)
+    first = np.asarray(run.t_mma_s)
+
+    def slowed(fluid: Floats, balanced: Floats) -> Floats:
+        return np.maximum(balanced, weight * (fluid + first) + (1 - weight) * balanced)
+
+    each = slowed(accepted, staged.accepted_s)
+    slow = each.max(axis=0)
+    total = np.maximum(slowed(drained, staged.total_s), slow)
+    blocked = each.mean(axis=0) - staged.accepted_s
+    bounds = staged.bounds_s.copy()
+    bounds[2] = np.maximum(bounds[2], slow)
+    return staged._replace(
+        accepted_s=slow, total_s=total, bounds_s=bounds,
+        period_s=np.full(shape, np.nan),  # a moving incast has no steady period
+        issue_s=staged.issue_s + blocked / np.ceil(waves),
+        stall_ratio=(staged.stall_ratio * staged.accepted_s + blocked) / slow)
+
+
+class PredictedMap(NamedTuple):
+    """Predictions over a grid of tilings, shape of the broadcast arguments.
+
+    Attributes
+    ----------
+    total_s, accepted_s, stall_ratio : float arrays, NaN where infeasible
+    needed_bytes : shared memory each configuration needs
+    feasible : bool array
+    """
+
+    total_s: Floats
+    accepted_s: Floats
+    stall_ratio: Floats
+    needed_bytes: Floats
+    feasible: NDArray[np.bool_]
+
+
+def predict_map(
+    workload: FusedGemm,
+    machine: MachineSpec,
+    calibration: Calibration,
+    tile_m: ArrayLike,
+    tile_n: ArrayLike,
+    issue_depth: ArrayLike,
+    tuning: Tuning | None = None,
+    t_mma_s: ArrayLike | None = None,
+) -> PredictedMap:
+    """Predict a whole grid of tilings at once.
+
+    Parameters
+    ----------
+    tile_m, tile_n, issue_depth : arrays that broadcast
+    tuning : Tuning, optional
+        Gives what the grid does not vary: tile_k, n_stages, n_ctas.
+    t_mma_s : array, optional
+        Measured compute times; the roofline if left out.
+    """
+    tuning = tuning or Tuning()
+    tile_m, tile_n, depth = np.broadcast_arrays(tile_m, tile_n, issue_depth)
+    t_mma = t_mma_roofline(workload, machine, tile_m, tile_n) if t_mma_s is None else t_mma_s
+    staged, _ = staged_gemm(workload, machine, calibration, tuning.n_ctas or machine.n_sms,
+                             tile_m, tile_n, depth, t_mma, calibration.capacity_bytes)
+    needed = ((depth - 1) * tile_m * tile_n * DTYPE_BYTES[workload.out_dtype]
+              + tuning.n_stages * (tile_m + tile_n) * tuning.tile_k * DTYPE_BYTES[workload.dtype])
+    feasible = ~(needed > machine.smem_per_cta_bytes)
+    total, accepted, stall = (np.where(feasible, a.reshape(tile_m.shape), np.nan)
+                              for a in (staged.total_s, staged.accepted_s, staged.stall_ratio))
+    return PredictedMap(total, accepted, stall, needed.astype(float), feasible)
