@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from xstage_lab import units
 from xstage_lab.datafiles import data_path
-from xstage_lab.errors import FileRejected, UnknownFact, UnknownName
+from xstage_lab.errors import FileRejected, UnknownFact, UnknownName, require_number
 from xstage_lab.machinefile import load_user_file as load_user_file
 from xstage_lab.spec import LinkSpec, MachineSpec
 from xstage_lab.tables import UNITS, scaled
@@ -25,6 +25,8 @@ Spec = TypeVar("Spec")
 
 #: What headers leave of a link's marketed rate when every store carries 128 bytes.
 STORE_CEILING_RATIO = (0.80, 0.82)
+#: What one SM is supposed to have outstanding at most, where nobody measured it.
+SUPPOSED_PER_SM_BYTES = 64.0 * 1024
 
 
 def machines() -> dict[str, MachineSpec]:
@@ -92,6 +94,47 @@ def with_link(machine: MachineSpec, link: LinkSpec) -> MachineSpec:
     return dataclasses.replace(machine, link=dataclasses.replace(link, **kept, assumed=assumed))
 
 
+def with_parameters(
+    machine: MachineSpec,
+    *,
+    drain_bytes_per_s: float | None = None,
+    capacity_bytes: float | None = None,
+    per_sm_bytes_per_s: float | None = None,
+    issue_latency_s: float | None = None,
+) -> MachineSpec:
+    """Return `machine` with the law's parameters as somebody entered them; they become ASSUMED.
+
+    `drain_bytes_per_s` is both what goes out and what comes in; `capacity_bytes` is that of all
+    SMs together, so that one SM's own limit must not cut it. None leaves what is known.
+
+    Raises
+    ------
+    InvalidValue
+        Naming the parameter, its unit and range.
+    """
+    entered = {"drain_bytes_per_s": (drain_bytes_per_s, "B/s"),
+               "capacity_bytes": (capacity_bytes, "B"),
+               "per_sm_bytes_per_s": (per_sm_bytes_per_s, "B/s"),
+               "issue_latency_s": (issue_latency_s, "s")}
+    for name, (value, unit) in entered.items():
+        if value is not None and not (name == "capacity_bytes" and value == math.inf):
+            require_number(name, value, low=0.0, open_low=name != "issue_latency_s", unit=unit)
+    given: dict[str, float] = {}
+    if drain_bytes_per_s is not None:
+        given |= {"egress_bytes_per_s": drain_bytes_per_s,
+                  "ingress_bytes_per_s": drain_bytes_per_s}
+    if capacity_bytes is not None:
+        known = machine.link.per_sm_capacity_bytes
+        one_sm = SUPPOSED_PER_SM_BYTES if math.isnan(known) else known
+        given |= {"path_capacity_bytes": capacity_bytes,
+                  "per_sm_capacity_bytes": max(one_sm, capacity_bytes / machine.n_sms)}
+    if per_sm_bytes_per_s is not None:
+        given["per_sm_bytes_per_s"] = per_sm_bytes_per_s
+    if issue_latency_s is not None:
+        given["issue_latency_s"] = issue_latency_s
+    return dataclasses.replace(machine, link=machine.link.replace(**given))
+
+
 def constants() -> dict[str, float]:
     """Return the constants that X-Stage reports, in SI, by quantity and unit suffix.
 
@@ -154,7 +197,7 @@ def with_assumptions(machine: MachineSpec) -> MachineSpec:
         "per_sm_bytes_per_s": drain / 24,
         "issue_latency_s": 0.0,
         "path_capacity_bytes": drain * held_s,
-        "per_sm_capacity_bytes": 64.0 * 1024,
+        "per_sm_capacity_bytes": SUPPOSED_PER_SM_BYTES,
         "credit_latency_s": latency,
         "credit_bytes": 2.0 * drain * latency,
     }

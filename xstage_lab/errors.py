@@ -99,9 +99,9 @@ def require_number(
     """
     above = "above" if open_low else "from"
     if math.isinf(low):
-        allowed = "any finite number" if math.isinf(high) else f"up to {high:g}"
+        allowed = "any finite number" if math.isinf(high) else f"up to {high:,.10g}"
     else:
-        allowed = f"{above} {low:g}" + ("" if math.isinf(high) else f" to {high:g}")
+        allowed = f"{above} {low:,.10g}" + ("" if math.isinf(high) else f" to {high:,.10g}")
     if integer:
         allowed = f"whole numbers {allowed}"
     try:

@@ -1,12 +1,13 @@
 """From measurements to the law's parameters, to predictions, to what they mean."""
 
-from xstage_lab.analysis.calibration import Calibration, calibrate, published
+from xstage_lab.analysis.calibration import PARAMETERS, Calibration, calibrate, published
 from xstage_lab.analysis.comparison import Comparison, compare, measured_regime
 from xstage_lab.analysis.explanation import explain
 from xstage_lab.analysis.prediction import Prediction, measure_t_mma, predict
 from xstage_lab.analysis.tilings import PredictedMap, predict_map, t_mma_roofline
 
 __all__ = [
+    "PARAMETERS",
     "Calibration",
     "Comparison",
     "PredictedMap",

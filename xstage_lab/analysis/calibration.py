@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -106,20 +107,22 @@ class Calibration:
             raise FileRejected(path, f"not a calibration ({error}); calibrate again.") from None
 
 
-def published(machine: MachineSpec) -> Calibration:
+def published(machine: MachineSpec, n_producers: int | None = None) -> Calibration:
     """Take a machine's published figures as a calibration; what is supposed is named so.
+
+    `n_producers` is the K for which Q is wanted, all SMs if left out.
 
     Raises
     ------
     UnknownFact
         If a parameter is not known; `catalog.with_assumptions` supplies what may be supposed.
     """
-    link = machine.link
+    link, k = machine.link, n_producers or machine.n_sms
     values = {
         "issue_latency_s": link.issue_latency_s,
         "per_sm_bytes_per_s": link.per_sm_bytes_per_s,
         "drain_bytes_per_s": min(link.egress_bytes_per_s, link.ingress_bytes_per_s),
-        "capacity_bytes": min(machine.n_sms * link.per_sm_capacity_bytes,
+        "capacity_bytes": min(k * link.per_sm_capacity_bytes,
                               link.path_capacity_bytes),
     }
     for name, value in values.items():
@@ -127,13 +130,19 @@ def published(machine: MachineSpec) -> Calibration:
             raise UnknownFact(name, machine.name, "enter one, or calibrate a device.")
     fields = {"issue_latency_s": "issue_latency_s", "per_sm_bytes_per_s": "per_sm_bytes_per_s",
               "egress_bytes_per_s": "drain_bytes_per_s", "path_capacity_bytes": "capacity_bytes"}
+    if k * link.per_sm_capacity_bytes < link.path_capacity_bytes:
+        del fields["path_capacity_bytes"]  # the producers' own limits decide
+        fields["per_sm_capacity_bytes"] = "capacity_bytes"
     assumed = frozenset(fields[name] for name in link.assumed if name in fields)
     low, high = link.egress_low_bytes_per_s, link.egress_high_bytes_per_s
     intervals = {} if math.isnan(low) else {"drain_bytes_per_s": (low, high)}
     return Calibration(
         name=f"published {machine.name}", device="published", machine=machine.name,
-        badge="ASSUMED" if assumed == set(PARAMETERS) else "RECORDED", **values,
-        n_producers=machine.n_sms, burst_bytes=32 * 1024, intervals=intervals, assumed=assumed,
+        badge="ASSUMED" if assumed == set(PARAMETERS) else "RECORDED",
+        issue_latency_s=values["issue_latency_s"],
+        per_sm_bytes_per_s=values["per_sm_bytes_per_s"],
+        drain_bytes_per_s=values["drain_bytes_per_s"], capacity_bytes=values["capacity_bytes"],
+        n_producers=k, burst_bytes=32 * 1024, intervals=intervals, assumed=assumed,
         source=link.source or machine.source)
 
 
@@ -235,7 +244,7 @@ class _Bench:
     def _past(self, spans: dict[int, float], drain: float) -> int:
         """How many of the spans grow at the drain rate."""
         sizes = sorted(spans)
-        slopes = [(spans[b] - spans[a]) / (b - a) for a, b in zip(sizes, sizes[1:], strict=False)]
+        slopes = [(spans[b] - spans[a]) / (b - a) for a, b in pairwise(sizes)]
         return sum(slope > 0.9 * self.k / drain for slope in slopes)
 
     def plateau(self, spans: dict[int, float], drain: float) -> tuple[float, float]:

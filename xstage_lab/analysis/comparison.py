@@ -67,7 +67,7 @@ def compare(prediction: Prediction, record: Record) -> Comparison:
         regime=prediction.regime, regime_measured=measured_regime(record),
         explain=explain(prediction),
         provenance={"predicted": prediction.provenance, "measured": record.provenance})
-    return dataclasses.replace(comparison, explain=comparison.explain + [_verdict(comparison)])
+    return dataclasses.replace(comparison, explain=[*comparison.explain, _verdict(comparison)])
 
 
 def _error(key: str, predicted: float, measured: float) -> float:
@@ -86,7 +86,9 @@ def _verdict(comparison: Comparison) -> str:
         what = "time to the last acceptance"
     if math.isnan(error):
         return f"The record ({badge}) holds no time the law predicts."
-    text = (f"The law is {abs(error):.1%} {'above' if error > 0 else 'below'} the {badge} {what}")
+    side = "above" if error > 0 else "below"
+    text = (f"The law is {abs(error):.1%} {side} the {badge} {what}" if abs(error) >= 0.0005
+            else f"The law agrees with the {badge} {what} to 0.1%")
     if comparison.regime_measured and comparison.regime_measured != comparison.regime:
         return (f"{text}; it calls the run {comparison.regime}, its busy and wait shares say "
                 f"{comparison.regime_measured}.")

@@ -18,8 +18,9 @@ Floats = NDArray[np.float64]
 def t_mma_roofline(workload: FusedGemm, machine: MachineSpec, tile_m: ArrayLike,
                    tile_n: ArrayLike) -> Floats:
     """Compute time of a full tile at one SM's share of the machine's FLOP rate (s)."""
-    flop = 2.0 * np.minimum(tile_m, workload.m) * np.minimum(tile_n, workload.n) * workload.k
-    return np.asarray(flop / (machine.flop_per_s(workload.dtype) / machine.n_sms))
+    rows, cols = (np.minimum(a, limit) for a, limit in
+                  zip(law.floats(tile_m, tile_n), (workload.m, workload.n), strict=True))
+    return 2.0 * rows * cols * workload.k / (machine.flop_per_s(workload.dtype) / machine.n_sms)
 
 
 def lanes_used(machine: MachineSpec, n_gpus: int) -> float:
@@ -60,29 +61,27 @@ def staged_gemm(gemm: FusedGemm, machine: MachineSpec, cal: Calibration, n_ctas:
                  tile_m: ArrayLike, tile_n: ArrayLike, depth: ArrayLike, t_mma: ArrayLike,
                  capacity: float) -> tuple[law.Staged, law.TileRun]:
     """Apply the law to arrays of tilings."""
-    tile_m, tile_n = np.asarray(tile_m, dtype=float), np.asarray(tile_n, dtype=float)
-    n_tiles = np.ceil(gemm.m / tile_m) * np.ceil(gemm.n / tile_n)
-    size = tile_m * tile_n * DTYPE_BYTES[gemm.out_dtype]
-    best: tuple[law.Staged, law.TileRun] | None = None
+    rows, cols = law.floats(tile_m, tile_n)
+    n_tiles = np.ceil(gemm.m / rows) * np.ceil(gemm.n / cols)
+    size = rows * cols * DTYPE_BYTES[gemm.out_dtype]
+    kinds = []
     for load in _loads(gemm, machine, cal.drain_bytes_per_s):
         run = law.TileRun(
             n_tiles, np.round(n_tiles * load.storing_ratio), n_ctas, t_mma, size,
             gemm.store_bytes * load.remote_ratio, depth, cal.per_sm_bytes_per_s,
             cal.issue_latency_s, load.drain_bytes_per_s, capacity)
-        staged = law.staged_tiles(run)
-        if best is None:
-            best = staged, run
-        else:
-            slower = staged.accepted_s > best[0].accepted_s
-            total = np.maximum(staged.total_s, best[0].total_s)
-            merged = law.Staged(*(np.where(slower, a, b)
-                                  for a, b in zip(staged, best[0], strict=True)))
-            best = merged._replace(total_s=total), best[1]
-    assert best is not None  # there is at least one kind of GPU
-    if gemm.destinations == "row-owner-unrotated" and gemm.n_gpus > 1:
-        if machine.link.topology != "full mesh":
-            best = _with_incast(gemm, best[1], best[0]), best[1]
-    return best
+        kinds.append((law.staged_tiles(run), run))
+    staged, run = kinds[0]
+    for other, _ in kinds[1:]:  # the slowest kind of GPU sets every time
+        slower = other.accepted_s > staged.accepted_s
+        total = np.maximum(other.total_s, staged.total_s)
+        staged = law.Staged(*(np.where(slower, a, b)
+                              for a, b in zip(other, staged, strict=True)))
+        staged = staged._replace(total_s=total)
+    mesh = machine.link.topology == "full mesh"  # every pair has its own lane: no incast
+    if gemm.destinations == "row-owner-unrotated" and gemm.n_gpus > 1 and not mesh:
+        staged = _with_incast(gemm, run, staged)
+    return staged, run
 
 
 def _with_incast(gemm: FusedGemm, run: law.TileRun, staged: law.Staged) -> law.Staged:
@@ -92,25 +91,23 @@ def _with_incast(gemm: FusedGemm, run: law.TileRun, staged: law.Staged) -> law.S
     a wave and less address all owners at once and see none; from half a wave per owner on they
     see it all, and between the two it grows with the length.
     """
-    gpus, k = gemm.n_gpus, np.asarray(run.n_sms, dtype=float)
-    waves = np.maximum(np.asarray(run.n_tiles) / k, 1.0)
-    issue = np.asarray(run.issue_latency_s) + np.asarray(run.tile_bytes) / run.per_sm_bytes_per_s
-    serial = np.asarray(run.issue_depth) == 1
-    step = np.where(serial, run.t_mma_s + issue, np.maximum(run.t_mma_s, issue))
-    share = gemm.store_bytes / gpus
+    gpus, share = gemm.n_gpus, gemm.store_bytes / gemm.n_gpus
+    k, n_tiles, mma, depth, drain, held = law.floats(
+        run.n_sms, run.n_tiles, run.t_mma_s, run.issue_depth, run.drain_bytes_per_s,
+        run.capacity_bytes)
+    waves = np.maximum(n_tiles / k, 1.0)
+    issue = law.issue_free_time(run.tile_bytes, run.per_sm_bytes_per_s, run.issue_latency_s)
+    step = np.where(depth == 1, mma + issue, np.maximum(mma, issue))
     mixing = 1 - 0.25 / np.maximum(waves / gpus, 1.0)
     shape = np.broadcast_shapes(waves.shape, step.shape, staged.accepted_s.shape)
     waves, step, mixing, issue = (np.broadcast_to(a, shape) for a in (waves, step, mixing, issue))
     accepted, drained = law.incast(
         gpus, np.ravel((waves - 1) * step + issue) / gpus,
-        np.ravel(share / np.asarray(run.drain_bytes_per_s) * mixing),
-        np.asarray(run.capacity_bytes) / share)
+        np.ravel(share / drain * mixing), held / share)
     accepted, drained = accepted.reshape(gpus, *shape), drained.reshape(shape)
     weight = np.minimum(1.0, 2 * waves / gpus)
-    first = np.asarray(run.t_mma_s)
-
     def slowed(fluid: Floats, balanced: Floats) -> Floats:
-        return np.maximum(balanced, weight * (fluid + first) + (1 - weight) * balanced)
+        return np.maximum(balanced, weight * (fluid + mma) + (1 - weight) * balanced)
 
     each = slowed(accepted, staged.accepted_s)
     slow = each.max(axis=0)

@@ -1,0 +1,123 @@
+"""The command line: one verb per thing a script or a cluster job needs.
+
+The verbs call the functions the notebooks call. Errors of input end with status 2 and one line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from xstage_lab.errors import XStageError
+
+DESCRIPTION = "Measure and predict post-issue backpressure of fused communication kernels."
+EPILOG = """Times are seconds, rates bytes per second, sizes bytes. Examples:
+
+  python -m xstage_lab predict --workload burst --producers 148 --bytes 32768 --gap 3e-6
+  python -m xstage_lab compare --workload fused-gemm --m 8192 --n 8192 --k 4096 --json
+  python -m xstage_lab calibrate --machine H100-SXM --out h100.json
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb; return the exit status."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        result, lines = options.run(options)
+    except XStageError as error:
+        print(f"xstage_lab: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("xstage_lab: stopped", file=sys.stderr)
+        return 130
+    if options.json:
+        from xstage_lab.record import to_plain
+        print(json.dumps(to_plain(result), allow_nan=False))
+    else:
+        print("\n".join(lines))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m xstage_lab", description=DESCRIPTION, epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+
+    def verb(name: str, run: Callable[..., Any], text: str) -> argparse.ArgumentParser:
+        added = verbs.add_parser(name, help=text, description=text)
+        added.set_defaults(run=run)
+        added.add_argument("--json", action="store_true", help="print one JSON object")
+        return added
+
+    from xstage_lab import command
+    for name, run, text in (
+        ("predict", command.predict, "what the law says of a workload"),
+        ("measure", command.measure, "run a workload on a device"),
+        ("compare", command.compare, "measure a workload and set the prediction beside it"),
+    ):
+        added = verb(name, run, text)
+        _add_machine(added)
+        _add_workload(added)
+    calibrate = verb("calibrate", command.calibrate, "measure the law's parameters on a device")
+    _add_machine(calibrate)
+    calibrate.add_argument("--producers", type=_number, help="producers K (default: every SM)")
+    calibrate.add_argument("--bytes", type=_number, default=32768, help="burst of one producer, B")
+    verb("doctor", command.doctor, "what this computer has and lacks for the lab")
+    lab = verb("lab", command.lab, "open the notebooks in JupyterLab")
+    lab.add_argument("--port", type=int, default=8888)
+    return parser
+
+
+def _add_machine(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("machine and device")
+    group.add_argument("--machine", default="B200-SXM",
+                       help="a named machine, or a file of your own: FILE.csv or FILE.csv:NAME")
+    group.add_argument("--link", help="a named link instead of the machine's own")
+    group.add_argument("--device", default="simulated",
+                       help="simulated, or recorded:FOLDER to replay records (default simulated)")
+    group.add_argument("--calibration", help="a calibration file instead of calibrating")
+    group.add_argument("--seed", type=_number, default=0)
+    group.add_argument("--out", help="file or folder to write to")
+    supplied = parser.add_argument_group("supply or override a parameter (marked ASSUMED)")
+    for name, what in (("drain-bytes-per-s", "drain rate R"), ("capacity-bytes", "capacity Q"),
+                       ("per-sm-bytes-per-s", "one SM's issue rate"),
+                       ("issue-latency-s", "start-up of a burst's issue, t0")):
+        supplied.add_argument(f"--{name}", type=_number, help=what)
+
+
+def _add_workload(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--workload", default="fused-gemm", help="burst or fused-gemm (default)")
+    parser.add_argument("--gpus", type=_number, help="GPUs taking part")
+    burst = parser.add_argument_group("burst train")
+    burst.add_argument("--producers", type=_number, help="producers K (default: every SM)")
+    burst.add_argument("--bytes", type=_number, default=32768, help="burst of one producer, B")
+    burst.add_argument("--gap", type=_number, default=3e-6, help="gap G")
+    burst.add_argument("--bursts", type=_number, default=50, help="bursts of each producer, N")
+    burst.add_argument("--sync", default="free", help="free (default) or lockstep")
+    gemm = parser.add_argument_group("fused GEMM, each GPU's own")
+    for name, size in (("m", 8192), ("n", 8192), ("k", 4096)):
+        gemm.add_argument(f"--{name}", type=_number, default=size)
+    gemm.add_argument("--tile", default="128x128x64", help="MxNxK (default 128x128x64)")
+    gemm.add_argument("--depth", type=_number, default=2, help="issue depth (default 2)")
+    gemm.add_argument("--destinations", default="round-robin",
+                      help="round-robin, row-owner, row-owner-unrotated or hot:SHARE")
+    gemm.add_argument("--out-dtype", default="bf16", help="bf16 (default) or fp32")
+
+
+def _number(text: str) -> int | float | str:
+    """Return a number, or the text for the field's own check to name."""
+    for convert in (int, float):
+        try:
+            return convert(text)
+        except ValueError:
+            continue
+    return text
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,228 @@
+"""What the verbs of the command line do: options -> specs -> the lab's functions -> results.
+
+Every verb returns an object for `--json` and the lines printed without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from xstage_lab import analysis, catalog
+from xstage_lab.devices.base import Device
+from xstage_lab.errors import InvalidValue, UnknownName, XStageError, require_choice
+from xstage_lab.record import SUMMARY_KEYS, Record
+from xstage_lab.schedule import build
+from xstage_lab.spec import BurstTrain, FusedGemm, MachineSpec, Tuning, Workload
+from xstage_lab.units import text
+
+Result = tuple[dict[str, Any], list[str]]
+DEVICES = ("simulated", "recorded")
+
+
+def predict(options: argparse.Namespace) -> Result:
+    """Predict a workload from a calibration file, or from the machine's published figures."""
+    machine = machine_of(options)
+    workload, tuning = workload_of(options, machine)
+    cal = stored_calibration(options, machine) or supplied(options, analysis.published(machine))
+    prediction = analysis.predict(workload, machine, cal, tuning)
+    result = _predicted(prediction) | {"provenance": prediction.provenance}
+    result["explain"] += catalog.flags(machine)
+    lines = [_row("", "PREDICTED"), *(_row(key, prediction.summary[key]) for key in SUMMARY_KEYS)]
+    return result, [*lines, "", *result["explain"]]
+
+
+def measure(options: argparse.Namespace) -> Result:
+    """Run a workload once on a device."""
+    machine = machine_of(options)
+    workload, tuning = workload_of(options, machine)
+    device = device_of(options, machine)
+    record = device.measure(build(workload, device.machine, tuning), _seed(options))
+    result = {"measured": {key: record.summary[key] for key in SUMMARY_KEYS},
+              "summary": record.summary, "provenance": record.provenance,
+              "regime_measured": analysis.measured_regime(record)}
+    lines = [_row("", record.provenance["badge"]),
+             *(_row(key, record.summary[key]) for key in SUMMARY_KEYS)]
+    if options.out:
+        lines.append(f"Saved to {record.save(_record_path(options.out))}.")
+    return result, lines
+
+
+def compare(options: argparse.Namespace) -> Result:
+    """Measure a workload and set the prediction beside it; calibrates first if need be."""
+    machine = machine_of(options)
+    workload, tuning = workload_of(options, machine)
+    device = device_of(options, machine)
+    prediction, record = predict_and_measure(options, device, workload, tuning)
+    comparison = analysis.compare(prediction, record)
+    result = _predicted(prediction) | {
+        "measured": comparison.measured, "error_ratio": comparison.error_ratio,
+        "regime_measured": comparison.regime_measured,
+        "explain": [*comparison.explain, *catalog.flags(machine)],
+        "provenance": comparison.provenance}
+    badge = record.provenance["badge"]
+    lines = [_row("", "PREDICTED", badge, "error")]
+    for key in SUMMARY_KEYS:
+        error = comparison.error_ratio[key]
+        lines.append(_row(key, comparison.predicted[key], comparison.measured[key],
+                          "" if math.isnan(error) else f"{round(error, 3) + 0.0:+.1%}"))
+    if options.out:
+        lines += ["", f"Saved to {record.save(_record_path(options.out))}."]
+    return result, [*lines, "", *result["explain"]]
+
+
+def calibrate(options: argparse.Namespace) -> Result:
+    """Measure t0, r_SM, R and Q on a device."""
+    device = device_of(options, machine_of(options))
+    cal = analysis.calibrate(device, n_producers=options.producers, burst_bytes=options.bytes,
+                             progress=None if options.json else _progress)
+    at = {"n_producers": cal.n_producers, "burst_bytes": cal.burst_bytes}
+    result = {"issue_free_s": cal.issue_free_s(cal.burst_bytes), **at,
+              **{name: getattr(cal, name) for name in analysis.PARAMETERS},
+              "intervals": cal.intervals, "notes": cal.notes,
+              "provenance": {"badge": cal.badge, "device": cal.device, "machine": cal.machine,
+                             "source": cal.source, **at}}
+    lines = [_row("", f"{cal.badge}, K = {cal.n_producers}, B = {text('_bytes', cal.burst_bytes)}"),
+             _row("issue_free_s", result["issue_free_s"]),
+             *(_row(name, getattr(cal, name)) for name in analysis.PARAMETERS), *cal.notes]
+    if options.out:
+        lines.append(f"Saved to {cal.save(options.out)}.")
+    return result, lines
+
+
+def doctor(options: argparse.Namespace) -> Result:
+    """Say what this computer has and lacks."""
+    from xstage_lab import doctor as examination
+    return examination.report(), examination.lines()
+
+
+def lab(options: argparse.Namespace) -> Result:
+    """Open the notebooks in JupyterLab until it is ended."""
+    notebooks = Path(__file__).resolve().parent.parent / "notebooks"
+    if not notebooks.is_dir():
+        raise XStageError("the notebooks are not beside this installation; clone the project and "
+                          "run `make lab` there.")
+    ended = subprocess.run(
+        [sys.executable, "-m", "jupyterlab", "--ServerApp.ip=127.0.0.1",
+         f"--ServerApp.port={options.port}", f"--ServerApp.root_dir={notebooks.parent}",
+         "--LabApp.default_url=/lab/tree/notebooks/03_tune.ipynb"], check=False)
+    return {"status": ended.returncode}, []
+
+
+def predict_and_measure(
+    options: argparse.Namespace, device: Device, workload: Workload, tuning: Tuning | None
+) -> tuple[analysis.Prediction, Record]:
+    """Calibrate unless a calibration is given, measure once with stores off, then with them."""
+    machine = device.machine
+    cal = stored_calibration(options, machine)
+    if cal is None and device.capabilities.any_program:
+        cal = analysis.calibrate(device)
+    elif cal is None:
+        cal = supplied(options, analysis.published(machine))
+    t_mma_s = None
+    if isinstance(workload, FusedGemm) and device.capabilities.any_program:
+        t_mma_s = analysis.measure_t_mma(device, workload, tuning or Tuning(), _seed(options))
+    prediction = analysis.predict(workload, machine, cal, tuning, t_mma_s)
+    return prediction, device.measure(build(workload, machine, tuning), _seed(options))
+
+
+def machine_of(options: argparse.Namespace) -> MachineSpec:
+    """Build the machine with its link, supplied parameters and assumptions."""
+    machine = catalog.machine(options.machine)
+    if options.link:
+        machine = catalog.with_link(machine, catalog.link(options.link))
+    return catalog.with_assumptions(catalog.with_parameters(
+        machine, drain_bytes_per_s=options.drain_bytes_per_s,
+        capacity_bytes=options.capacity_bytes, per_sm_bytes_per_s=options.per_sm_bytes_per_s,
+        issue_latency_s=options.issue_latency_s))
+
+
+def device_of(options: argparse.Namespace, machine: MachineSpec) -> Device:
+    """Construct the device asked for."""
+    name, _, path = options.device.partition(":")
+    require_choice("device", name, DEVICES)
+    if name == "recorded":
+        from xstage_lab.devices.recorded import RecordedDevice
+        if not path:
+            raise XStageError("device recorded needs the folder of its records: "
+                              "--device recorded:FOLDER.")
+        return RecordedDevice(path, machine=machine)
+    from xstage_lab.devices.simulated import SimulatedDevice
+    return SimulatedDevice(machine)
+
+
+def stored_calibration(
+    options: argparse.Namespace, machine: MachineSpec
+) -> analysis.Calibration | None:
+    """Read the calibration file asked for, with supplied parameters on top."""
+    if not options.calibration:
+        return None
+    cal = analysis.Calibration.load(options.calibration)
+    if cal.machine != machine.name:
+        raise XStageError(f"the calibration {options.calibration} was taken on {cal.machine}, "
+                          f"not on {machine.name}; calibrate that machine.")
+    return supplied(options, cal)
+
+
+def supplied(options: argparse.Namespace, cal: analysis.Calibration) -> analysis.Calibration:
+    """Override a calibration by the parameters on the command line."""
+    given = {name: getattr(options, name) for name in analysis.PARAMETERS}
+    given = {name: value for name, value in given.items() if value is not None}
+    return cal.override(**given) if given else cal
+
+
+def workload_of(
+    options: argparse.Namespace, machine: MachineSpec
+) -> tuple[Workload, Tuning | None]:
+    """Build the workload and its tuning from the options."""
+    if options.workload == "burst":
+        return BurstTrain(
+            n_producers=machine.n_sms if options.producers is None else options.producers,
+            burst_bytes=options.bytes, gap_s=options.gap, n_bursts=options.bursts,
+            sync=options.sync,
+            n_gpus=machine.full_rate_gpus if options.gpus is None else options.gpus), None
+    if options.workload != "fused-gemm":
+        raise UnknownName("workload", options.workload, ("burst", "fused-gemm"))
+    gemm = FusedGemm(m=options.m, n=options.n, k=options.k,
+                     n_gpus=min(8, machine.max_gpus) if options.gpus is None else options.gpus,
+                     destinations=options.destinations, out_dtype=options.out_dtype)
+    tile_m, tile_n, tile_k = _tile(options.tile)
+    return gemm, Tuning(tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, issue_depth=options.depth)
+
+
+def _tile(tile: str) -> tuple[int, int, int]:
+    parts = tile.lower().split("x")
+    if len(parts) != 3 or not all(part.isascii() and part.isdigit() for part in parts):
+        raise InvalidValue("tile", tile, "MxNxK in elements", remedy="For example 128x128x64.")
+    return int(parts[0]), int(parts[1]), int(parts[2])
+
+
+def _seed(options: argparse.Namespace) -> int:
+    if not isinstance(options.seed, int) or options.seed < 0:
+        raise InvalidValue("seed", options.seed, "whole numbers from 0")
+    return options.seed
+
+
+def _record_path(out: str) -> Path:
+    return Path(out) if out.endswith(".npz") else Path(out) / "record.npz"
+
+
+def _predicted(prediction: analysis.Prediction) -> dict[str, Any]:
+    return {"predicted": prediction.summary, "low": prediction.low, "high": prediction.high,
+            "regime": prediction.regime, "margin_ratio": prediction.margin_ratio,
+            "terms": prediction.terms, "t_mma_source": prediction.t_mma_source,
+            "unfused": prediction.unfused, "fuse_gain_ratio": prediction.fuse_gain_ratio,
+            "explain": analysis.explain(prediction)}
+
+
+def _row(name: str, *values: float | str) -> str:
+    shown = (value if isinstance(value, str) else text(name, value) for value in values)
+    return f"{name:<22}" + "".join(f"{value:<16}" for value in shown).rstrip()
+
+
+def _progress(done: float, what: str) -> None:
+    print(f"{done:4.0%} {what}", file=sys.stderr)
