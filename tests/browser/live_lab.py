@@ -29,17 +29,18 @@ STARTS_WITHIN_S = 90
 IDLE_ENDS_AFTER_S = 600
 
 # The indicator in the toolbar is idle before there is a kernel, and what runs then is lost.
-_KERNEL_READY = """() => {
+_KERNEL_READY = """(path) => {
     const context = globalThis.jupyterapp?.shell.currentWidget?.sessionContext;
-    return Boolean(context?.isReady && context.session?.kernel?.status === 'idle');
+    return context?.path === path && context.isReady && context.session?.kernel?.status === 'idle';
 }"""
-# All code cells of the open notebook have been executed, or one has failed.
+# Every code cell of the open notebook has been started, or one has failed, and the kernel is done.
 _ALL_RAN = """() => {
-    const cells = jupyterapp.shell.currentWidget.content.model.sharedModel.cells
+    const panel = jupyterapp.shell.currentWidget;
+    const cells = panel.content.model.sharedModel.cells
         .filter(cell => cell.cell_type === 'code' && cell.source.trim() !== '');
     const failed = cells.some(cell => cell.outputs.some(o => o.output_type === 'error'));
-    return failed || cells.every(cell => cell.execution_count !== null
-                                         && cell.executionState !== 'running');
+    return panel.sessionContext.session.kernel.status === 'idle'
+        && (failed || cells.every(cell => cell.execution_count !== null));
 }"""
 _FAILURES = """() => jupyterapp.shell.currentWidget.content.model.sharedModel.cells
     .filter(cell => cell.cell_type === 'code').flatMap(cell => cell.outputs)
@@ -167,8 +168,10 @@ class OpenNotebook:
         notebook = cls(page, path.parent)
         notebook._listen(lab)
         relative = path.relative_to(lab.root).as_posix()
-        page.goto(f"{lab.url}/lab/tree/{relative}?token={lab.token}&reset=1")
-        page.wait_for_function(_KERNEL_READY, timeout=90_000)
+        # In a workspace of its own, where no notebook of an earlier test is opened again.
+        workspace = f"{lab.url}/lab/workspaces/{path.parent.name}"
+        page.goto(f"{workspace}/tree/{relative}?token={lab.token}")
+        page.wait_for_function(_KERNEL_READY, arg=relative, timeout=90_000)
         return notebook
 
     def _listen(self, lab: LiveLab) -> None:
