@@ -51,6 +51,7 @@ PARTS = (
     part("export", "numpy bokeh"),
     part("lab", "numpy bokeh ipywidgets jupyter_bokeh IPython"),
     part("doctor", "", "cupy packaging"),
+    part("command"),
     part("__init__"),
     part("__main__", "", "numpy"),
 )
