@@ -225,4 +225,4 @@ def _row(name: str, *values: float | str) -> str:
 
 
 def _progress(done: float, what: str) -> None:
-    print(f"{done:4.0%} {what}", file=sys.stderr)
+    sys.stderr.write(f"{done:4.0%} {what}\n")

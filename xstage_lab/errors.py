@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import numbers
 from collections.abc import Iterable
 
 
@@ -104,14 +105,15 @@ def require_number(
         allowed = f"{above} {low:,.10g}" + ("" if math.isinf(high) else f" to {high:,.10g}")
     if integer:
         allowed = f"whole numbers {allowed}"
-    try:
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    good = not isinstance(value, bool | str) and math.isfinite(number)
-    good = good and low <= number <= high and not (open_low and number == low)
-    if integer:
-        good = good and number == int(number)
+    good = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if good:
+        try:
+            number = float(value)  # type: ignore[arg-type]
+        except OverflowError:
+            number = math.inf
+        good = math.isfinite(number) and low <= number <= high
+        good = good and not (open_low and number == low)
+        good = good and not (integer and number != int(number))
     if not good:
         raise InvalidValue(field, value, allowed, unit, remedy)
 

@@ -1,9 +1,11 @@
-"""What a device gives back: a summary, per-tile times where it has them, and where it all
-comes from. The same keys mean the same on every device.
+"""What a device gives back: a summary, per-tile times where it has them, and the provenance.
+
+The same keys mean the same on every device.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import io
@@ -11,9 +13,7 @@ import json
 import math
 import os
 import platform
-import tempfile
-import zipfile
-import zlib
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import xstage_lab
+from xstage_lab import __version__
 from xstage_lab.errors import FileRejected
 from xstage_lab.schedule import Program
 
@@ -43,10 +43,6 @@ TILE = np.dtype([
     ("slot_wait_s", np.float64),    # the MMA role waited this long for a slot before the tile
     ("store_bytes", np.int64),
 ])
-
-# What reading a damaged archive may raise: the zip format alone has five ways to be wrong.
-_NOT_WHOLE = (OSError, ValueError, EOFError, KeyError, NotImplementedError, RuntimeError,
-              zipfile.BadZipFile, zlib.error)
 
 Tiles = NDArray[np.void]
 
@@ -86,7 +82,8 @@ class Record:
         text = json.dumps(head, sort_keys=True)
         digest = _digest(text, arrays)
         buffer = io.BytesIO()
-        np.savez_compressed(buffer, head=np.array(text), digest=np.array(digest), **arrays)
+        content: dict[str, Any] = {"head": np.array(text), "digest": np.array(digest), **arrays}
+        np.savez_compressed(buffer, **content)
         write_atomic(target, buffer.getvalue())
         return target
 
@@ -100,12 +97,12 @@ class Record:
             Naming the file and the reason.
         """
         try:
-            with zipfile.ZipFile(path), np.load(path, allow_pickle=False) as stored:
+            with np.load(path, allow_pickle=False) as stored:
                 content = {name: stored[name] for name in stored.files}
                 head = json.loads(str(content["head"])) if "head" in content else {}
         except FileNotFoundError:
             raise FileRejected(path, "no such file.") from None
-        except _NOT_WHOLE as error:
+        except Exception as error:  # damage may trip any of the parsers
             raise FileRejected(path, f"not a whole record file ({error}); it may have been cut "
                                "short. Measure again or restore it from a copy.") from None
         if not {"head", "digest"} <= set(content) or not isinstance(head, dict):
@@ -139,22 +136,19 @@ def write_atomic(path: str | Path, content: bytes) -> None:
         If the folder cannot be written.
     """
     target = Path(path)
+    scratch = target.with_name(f".{target.name}.{os.getpid()}.{threading.get_ident()}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    except OSError as error:
-        raise FileRejected(target, f"cannot be written ({error.strerror}); choose another "
-                           "folder or free the disk.") from None
-    try:
-        with os.fdopen(handle, "wb") as stream:
+        with scratch.open("wb") as stream:
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
-        os.replace(name, target)
+        scratch.replace(target)
     except OSError as error:
-        Path(name).unlink(missing_ok=True)
-        raise FileRejected(target, f"cannot be written ({error.strerror}); nothing was "
-                           "changed.") from None
+        with contextlib.suppress(OSError):
+            scratch.unlink(missing_ok=True)
+        raise FileRejected(target, f"cannot be written ({error.strerror}); nothing was changed. "
+                           "Choose another folder or free the disk.") from None
 
 
 def to_plain(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -184,7 +178,7 @@ def provenance(badge: str, device: str, source: str, **more: Any) -> dict[str, A
         "badge": badge,
         "device": device,
         "source": source,
-        "xstage_lab": xstage_lab.__version__,
+        "xstage_lab": __version__,
         "python": platform.python_version(),
         "numpy": np.__version__,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

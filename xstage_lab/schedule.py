@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xstage_lab.errors import require_choice
+from xstage_lab.errors import Infeasible, require_choice
 from xstage_lab.spec import (
     DTYPE_BYTES,
     BurstTrain,
@@ -24,6 +24,7 @@ from xstage_lab.spec import (
     check_feasible,
 )
 
+MAX_TASKS = 2**24  # about 1 GB of rows
 STORES = ("remote", "off", "local")
 BURST, GEMM_TILE = 0, 1
 
@@ -117,6 +118,7 @@ def build(
     """
     require_choice("stores", stores, STORES)
     check_feasible(workload, machine, tuning)
+    _check_size(workload, tuning or Tuning())
     if isinstance(workload, BurstTrain):
         tasks = tuple(_burst_tasks(workload, gpu) for gpu in range(workload.n_gpus))
         n_ctas, depth, used = workload.n_producers, 1, None
@@ -131,6 +133,19 @@ def build(
             rows["store_bytes"] = 0
     return Program(workload=workload, tuning=used, tasks=tasks, n_ctas=n_ctas,
                    issue_depth=depth, stores=stores)
+
+
+def _check_size(workload: Workload, tuning: Tuning) -> None:
+    """Refuse programs that would not fit in memory."""
+    if isinstance(workload, BurstTrain):
+        n_tasks, remedy = workload.n_producers * workload.n_bursts, "fewer bursts"
+    else:
+        n_tasks = -(-workload.m // tuning.tile_m) * -(-workload.n // tuning.tile_n)
+        remedy = "a larger tile or a smaller m and n"
+    n_tasks *= workload.n_gpus
+    if n_tasks > MAX_TASKS:
+        raise Infeasible(f"the program would have {n_tasks:,} tasks on {workload.n_gpus} GPUs; "
+                         f"allowed: up to {MAX_TASKS:,}. Take {remedy}.")
 
 
 def _empty_tasks(n_rows: int, kind: int) -> Tasks:

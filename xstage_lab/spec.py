@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 from dataclasses import dataclass
 from typing import Self
 
@@ -21,6 +22,7 @@ from xstage_lab.errors import (
 
 TOPOLOGIES = ("switch", "full mesh", "host bridge")
 DTYPE_BYTES = {"bf16": 2, "fp8": 1, "fp32": 4}
+MAX_GPUS = 1024
 SYNCS = ("free", "lockstep")
 DESTINATIONS = ("round-robin", "row-owner", "row-owner-unrotated", "hot:SHARE")
 
@@ -124,7 +126,7 @@ class MachineSpec:
 
     def __post_init__(self) -> None:
         require_number(f"{self.name}: n_sms", self.n_sms, low=1, high=100_000, integer=True)
-        require_number(f"{self.name}: max_gpus", self.max_gpus, low=1, high=100_000, integer=True)
+        require_number(f"{self.name}: max_gpus", self.max_gpus, low=1, high=MAX_GPUS, integer=True)
         for name in ("clock_hz", "smem_per_cta_bytes", "bf16_flop_per_s", "fp8_flop_per_s",
                      "hbm_bytes_per_s", "l2_bytes"):
             value = getattr(self, name)
@@ -147,6 +149,15 @@ class MachineSpec:
         only all peers together see the whole rate.
         """
         return self.max_gpus if self.link.topology == "full mesh" else min(2, self.max_gpus)
+
+
+def _make_plain(spec: object) -> None:
+    """Turn NumPy and whole float numbers of a checked spec into plain Python numbers."""
+    for field in dataclasses.fields(spec):  # type: ignore[arg-type]
+        value = getattr(spec, field.name)
+        if isinstance(value, numbers.Real):
+            plain = float(value) if field.name.endswith("_s") else int(float(value))
+            object.__setattr__(spec, field.name, plain)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,8 +192,9 @@ class BurstTrain:
         require_number("burst_bytes", self.burst_bytes, low=1, high=2**40, unit="B", integer=True)
         require_number("gap_s", self.gap_s, low=0.0, high=10.0, unit="s")
         require_number("n_bursts", self.n_bursts, low=1, high=1_000_000, integer=True)
-        require_number("n_gpus", self.n_gpus, low=1, high=100_000, integer=True)
+        require_number("n_gpus", self.n_gpus, low=1, high=MAX_GPUS, integer=True)
         require_choice("sync", self.sync, SYNCS)
+        _make_plain(self)
 
     @property
     def volume_bytes(self) -> int:
@@ -220,13 +232,14 @@ class FusedGemm:
         for name in ("m", "n", "k"):
             require_number(name, getattr(self, name), low=1, high=2**24, unit="elements",
                            integer=True)
-        require_number("n_gpus", self.n_gpus, low=1, high=100_000, integer=True)
+        require_number("n_gpus", self.n_gpus, low=1, high=MAX_GPUS, integer=True)
         require_choice("dtype", self.dtype, ("bf16", "fp8"))
         require_choice("out_dtype", self.out_dtype, ("bf16", "fp32"))
-        if self.destinations.startswith("hot:"):
-            _ = self.hot_share_ratio
-        else:
+        if not str(self.destinations).startswith("hot:"):
             require_choice("destinations", self.destinations, DESTINATIONS)
+        else:
+            _ = self.hot_share_ratio
+        _make_plain(self)
 
     @property
     def hot_share_ratio(self) -> float:
@@ -255,6 +268,7 @@ class FusedGemm:
 
 
 Workload = BurstTrain | FusedGemm
+
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,6 +302,7 @@ class Tuning:
         if self.n_ctas is not None:
             require_number("n_ctas", self.n_ctas, low=1, high=100_000, integer=True,
                            remedy="Leave it out to use every SM.")
+        _make_plain(self)
 
     def smem_bytes(self, workload: FusedGemm) -> int:
         """Shared memory of one CTA: staging slots plus operand stages, bytes."""

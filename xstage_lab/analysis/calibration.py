@@ -179,7 +179,10 @@ def calibrate(
     if not (device.capabilities.times and device.capabilities.any_program):
         raise XStageError(f"the device {device.name} cannot be calibrated: it replays or has no "
                           "times. Use the calibration stored with its records.")
-    bench = _Bench(device, n_producers or device.machine.n_sms, progress or (lambda _, __: None))
+    k = device.machine.n_sms if n_producers is None else n_producers
+    require_number("n_producers", k, low=1, high=device.machine.n_sms, integer=True, unit="CTAs")
+    require_number("burst_bytes", burst_bytes, low=1024, high=2**30, integer=True, unit="B")
+    bench = _Bench(device, int(k), progress or (lambda _, __: None))
     drains = bench.zero_gap_rates(burst_bytes)
     drain = float(np.mean(drains))
     free = bench.isolated_spans(burst_bytes, drain)

@@ -13,6 +13,7 @@ from xstage_lab import law
 from xstage_lab.analysis.calibration import Calibration
 from xstage_lab.analysis.tilings import lanes_used, staged_gemm, t_mma_roofline
 from xstage_lab.devices.base import Device
+from xstage_lab.errors import require_number
 from xstage_lab.record import provenance
 from xstage_lab.schedule import build
 from xstage_lab.spec import (
@@ -83,6 +84,8 @@ def predict(
         If the machine cannot run it, or its compute rate is not known.
     """
     check_feasible(workload, machine, tuning)
+    if t_mma_s is not None:
+        require_number("t_mma_s", t_mma_s, low=0.0, open_low=True, unit="s")
     if isinstance(workload, BurstTrain):
         parts = _burst(workload, machine, calibration)
     else:

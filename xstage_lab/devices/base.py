@@ -42,10 +42,14 @@ class Device(Protocol):
     capabilities : Capabilities
     """
 
-    name: str
-    badge: str
-    machine: MachineSpec
-    capabilities: Capabilities
+    @property
+    def name(self) -> str: ...  # noqa: D102  (described above, like the next three)
+    @property
+    def badge(self) -> str: ...  # noqa: D102
+    @property
+    def machine(self) -> MachineSpec: ...  # noqa: D102
+    @property
+    def capabilities(self) -> Capabilities: ...  # noqa: D102
 
     def measure(self, program: Program, seed: int | None = None) -> Record:
         """Run `program` once; `seed` makes whatever is random repeatable.

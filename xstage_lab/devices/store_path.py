@@ -13,14 +13,13 @@ Mechanisms, and nothing of the law:
   `chunk / egress`. The destination takes chunks in order at its ingress rate, and the credit is
   back a latency later.
 
-What happens next on a GPU is either an SM offering a chunk (a binary heap of SM times) or the
-link finishing its head chunk (one time per GPU). GPUs meet only at the ingress servers, so the
-earliest event of all GPUs goes first.
+Next on a GPU is either an SM offering a chunk (a heap of SM times) or the link finishing its head
+chunk. GPUs meet only at the ingress servers, so the earliest event of all GPUs goes first.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numba as nb
 import numpy as np
@@ -28,7 +27,7 @@ from numpy.typing import NDArray
 
 # Nothing here allocates, so Numba need not count references to the arrays; at every call that
 # would take several times as long as the event itself. Inlined are what every chunk passes.
-_options = {"cache": True, "nogil": True, "error_model": "numpy", "_nrt": False}
+_options: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy", "_nrt": False}
 _jit = nb.njit(**_options)
 _inline = nb.njit(**_options, inline="always")
 
@@ -238,9 +237,9 @@ def _serve_head(p, s, number, now):  # type: ignore[no-untyped-def]
     """Send the head chunk: take a credit, the link, the destination's ingress."""
     gpu = s.gpus[number]
     row = s.rows[s.ring[number, gpu.ring_head]]
-    server, credits = s.servers[row.server], s.credits[row.server]
+    server, returning = s.servers[row.server], s.credits[row.server]
     while server.size > 0:  # take back credits that are due, and those it must wait for
-        credit = credits[server.head]
+        credit = returning[server.head]
         if credit.back_s > now:
             if server.held_bytes + row.chunk_bytes <= p.credit_bytes:
                 break
@@ -248,16 +247,16 @@ def _serve_head(p, s, number, now):  # type: ignore[no-untyped-def]
         server.held_bytes -= credit.bytes
         server.size -= 1
         server.head += 1
-        if server.head == credits.size:
+        if server.head == returning.size:
             server.head = 0
     gpu.link_s = now + row.chunk_bytes / p.egress_bytes_per_s
     server.free_s = max(gpu.link_s, server.free_s) + row.chunk_bytes / p.ingress_bytes_per_s
     row.arrived_s = server.free_s
     at = server.head + server.size
-    if at >= credits.size:
-        at -= credits.size
-    credits[at].back_s = server.free_s + p.credit_latency_s
-    credits[at].bytes = row.chunk_bytes
+    if at >= returning.size:
+        at -= returning.size
+    returning[at].back_s = server.free_s + p.credit_latency_s
+    returning[at].bytes = row.chunk_bytes
     server.size += 1
     server.held_bytes += row.chunk_bytes
 
@@ -397,6 +396,5 @@ def run(p, s):  # type: ignore[no-untyped-def]
             _offer(p, s, number)
     unfinished = 0
     for sm in range(s.sms.size):
-        if s.sms[sm].row < s.gpus[sm // p.n_sms].end_row:
-            unfinished += 1
+        unfinished += s.sms[sm].row < s.gpus[sm // p.n_sms].end_row
     return unfinished

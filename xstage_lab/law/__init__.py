@@ -2,6 +2,7 @@
 
 from xstage_lab.law.bursts import (
     completion_coupled_period,
+    floats,
     is_free,
     isolated_issue_time,
     issue_free_time,
@@ -29,6 +30,7 @@ __all__ = [
     "Staged",
     "TileRun",
     "completion_coupled_period",
+    "floats",
     "incast",
     "is_free",
     "isolated_issue_time",

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Floats = NDArray[np.float64]
+from xstage_lab.law.bursts import Floats, floats, issue_free_time
+
 REGIMES = ("compute-bound", "issue-bound", "drain-bound", "capacity-bound")
 
 
@@ -79,7 +80,7 @@ def staged_tiles(run: TileRun) -> Staged:
     max(T_mma, T_iss0, V/R): the Burst-Gap period with G = T_mma, and with the gap hidden.
     """
     count, storing, k, mma, size, volume, depth, r, t0, drain, held = np.broadcast_arrays(
-        *(np.asarray(field, dtype=float) for field in run))
+        *floats(*run))
     serial = depth == 1
     issue = t0 + size / r
     step = np.where(serial, mma + issue, mma)
@@ -145,7 +146,7 @@ def regime(run: TileRun, bounds_s: Floats) -> tuple[NDArray[np.int64], Floats]:
     """
     which = np.argmax(bounds_s, axis=0)
     compute, issuing, drain, _ = bounds_s
-    issue = np.asarray(run.issue_latency_s) + np.asarray(run.tile_bytes) / run.per_sm_bytes_per_s
+    issue = issue_free_time(run.tile_bytes, run.per_sm_bytes_per_s, run.issue_latency_s)
     serial = np.broadcast_to(np.asarray(run.issue_depth) == 1, which.shape)
     others = np.where(which == 2, np.maximum(compute, issuing),
                       np.where(which == 0, np.maximum(drain, np.where(serial, 0.0, issuing)),
@@ -153,12 +154,13 @@ def regime(run: TileRun, bounds_s: Floats) -> tuple[NDArray[np.int64], Floats]:
     others = np.where(which == 3, bounds_s[:3].max(axis=0), others)
     with np.errstate(divide="ignore"):
         margin = np.where(others > 0, bounds_s.max(axis=0) / others - 1.0, np.inf)
-    return np.where((which == 0) & serial & (issue > run.t_mma_s), 1, which), margin
+    longer = issue > floats(run.t_mma_s)[0]
+    return np.where((which == 0) & serial & longer, 1, which), margin
 
 
 def incast(n_gpus: int, compute_s: ArrayLike, drain_s: ArrayLike,
            held_ratio: ArrayLike) -> tuple[Floats, Floats]:
-    """All GPUs store to one owner at a time: when is everything accepted, and drained?
+    """Predict when all is accepted and drained if all GPUs store to one owner at a time.
 
     A fluid over owners' phases. A GPU's own phase has nothing remote, so that it runs ahead and
     no longer adds to the incast of later phases; the others share the owner's ingress.
@@ -175,8 +177,8 @@ def incast(n_gpus: int, compute_s: ArrayLike, drain_s: ArrayLike,
     accepted_s : shape (n_gpus, ...), since the first tile's stores
     drained_s : shape (...), when the last byte is out
     """
-    compute, drain, held = np.broadcast_arrays(*(
-        np.atleast_1d(np.asarray(a, dtype=float)) for a in (compute_s, drain_s, held_ratio)))
+    compute, drain, held = np.broadcast_arrays(
+        *np.atleast_1d(*floats(compute_s, drain_s, held_ratio)))
     me = np.arange(n_gpus)[:, None]
     out, gone = np.zeros((2, n_gpus, compute.size))  # accepted and drained, in phases
     accepted, now = np.zeros_like(out), np.zeros(compute.size)
@@ -225,4 +227,5 @@ def _incast_rates(n_gpus: int, me: NDArray[np.int64], out: Floats, gone: Floats,
 def unfused_time(compute_s: ArrayLike, remote_bytes: ArrayLike,
                  copy_bytes_per_s: ArrayLike) -> Floats:
     """Compute, then copy: the kernel stores to its own memory and a copy follows (s)."""
-    return np.asarray(compute_s) + np.asarray(remote_bytes) / copy_bytes_per_s
+    compute, remote, rate = floats(compute_s, remote_bytes, copy_bytes_per_s)
+    return compute + remote / rate
