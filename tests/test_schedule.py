@@ -1,0 +1,227 @@
+"""Tile programs: everything is computed and stored once, by the right GPU, to the right one."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import burst_trains, gemms, machine_of, tunings
+
+from xstage_lab.errors import Infeasible, InvalidValue, UnknownName
+from xstage_lab.record import to_plain
+from xstage_lab.schedule import BURST, GEMM_TILE, Program, Tasks, build
+from xstage_lab.spec import BurstTrain, FusedGemm, Tuning
+
+MACHINE = machine_of(n_sms=24)
+TILE_FIELDS = ["m0", "n0", "m", "n", "k", "flop", "store_bytes", "panel", "panel_bytes"]
+
+
+def gemm_program(destinations: str, rows: int = 16, cols: int = 3, n_gpus: int = 4) -> Program:
+    """Build a program of rows x cols tiles of 64 x 64."""
+    gemm = FusedGemm(m=64 * rows, n=64 * cols, k=32, n_gpus=n_gpus, destinations=destinations)
+    return build(gemm, MACHINE, Tuning(tile_m=64, tile_n=64))
+
+
+@given(gemm=gemms(), tuning=tunings(max_ctas=24))
+def test_bytes_and_flops_add_up(gemm: FusedGemm, tuning: Tuning) -> None:
+    """On every GPU the tiles' bytes and FLOPs are exactly those of the GEMM, edges included."""
+    program = build(gemm, MACHINE, tuning)
+    assert program.n_gpus == gemm.n_gpus
+    for gpu, tasks in enumerate(program.tasks):
+        assert tasks["store_bytes"].sum() == gemm.store_bytes
+        assert tasks["flop"].sum() == gemm.flop
+        to_each = [tasks["store_bytes"][tasks["owner"] == g].sum() for g in range(gemm.n_gpus)]
+        assert sum(to_each) == gemm.store_bytes  # every destination takes part in the program
+        assert program.remote_bytes(gpu) == gemm.store_bytes - to_each[gpu]
+    assert set(tasks["kind"]) == {GEMM_TILE}
+
+
+@given(gemm=gemms(max_gpus=3, max_edge=300), tuning=tunings())
+def test_tiles_cover_the_output_once(gemm: FusedGemm, tuning: Tuning) -> None:
+    """Every element of every GPU's output belongs to exactly one tile, which is not too large."""
+    for tasks in build(gemm, MACHINE, tuning).tasks:
+        painted = np.zeros((gemm.m, gemm.n), int)
+        for tile in tasks:
+            m0, n0, m, n = (int(tile[name]) for name in ("m0", "n0", "m", "n"))
+            assert 0 < m <= tuning.tile_m
+            assert 0 < n <= tuning.tile_n
+            painted[m0:m0 + m, n0:n0 + n] += 1
+        assert (painted == 1).all()
+
+
+@given(gemm=gemms(), tuning=tunings())
+def test_a_column_of_tiles_reads_one_weight_panel(gemm: FusedGemm, tuning: Tuning) -> None:
+    """Tiles of a column share a weight panel, and the panels are k x n operands in all."""
+    tasks = build(gemm, MACHINE, tuning).tasks[0]
+    _, first = np.unique(tasks["panel"], return_index=True)
+    element = {"bf16": 2, "fp8": 1}[gemm.dtype]
+    assert tasks["panel_bytes"][first].sum() == gemm.n * gemm.k * element
+    assert (tasks["panel"] == tasks["n0"] // tuning.tile_n).all()
+
+
+@given(gemm=gemms(), tuning=tunings(), other=gemms())
+def test_destinations_permute_and_change_nothing_else(
+    gemm: FusedGemm, tuning: Tuning, other: FusedGemm
+) -> None:
+    """Who gets the tiles decides their owners and order; the tiles themselves stay the same."""
+    def tiles(destinations: str) -> list[Tasks]:
+        program = build(dataclasses.replace(gemm, destinations=destinations), MACHINE, tuning)
+        return [np.sort(t[TILE_FIELDS].astype(t[TILE_FIELDS].dtype), order=["m0", "n0"])
+                for t in program.tasks]
+
+    ours, theirs = tiles(gemm.destinations), tiles(other.destinations)
+    assert all((a == theirs[0]).all() for a in [*ours, *theirs])
+
+
+def test_round_robin_owners() -> None:
+    """Tile i of every GPU belongs to GPU i mod P."""
+    for tasks in gemm_program("round-robin").tasks:
+        assert (tasks["owner"] == np.arange(tasks.size) % 4).all()
+
+
+@given(rows=st.integers(1, 40), n_gpus=st.integers(1, 8))
+def test_row_owners_are_contiguous_and_even(rows: int, n_gpus: int) -> None:
+    """Owners hold contiguous rows of tiles, whose numbers differ by one at most."""
+    tasks = gemm_program("row-owner-unrotated", rows, 2, n_gpus).tasks[0]
+    by_row = tasks["owner"].reshape(rows, 2)
+    assert (by_row[:, 0] == by_row[:, 1]).all()
+    assert (np.diff(by_row[:, 0]) >= 0).all()
+    share = np.bincount(by_row[:, 0], minlength=n_gpus)
+    assert share.size == n_gpus
+    assert share.max() - share.min() <= 1
+
+
+def test_row_owner_starts_at_its_successor() -> None:
+    """Every GPU begins with its successor's rows and goes round; its own rows come last."""
+    plain = gemm_program("row-owner-unrotated").tasks
+    for gpu, tasks in enumerate(gemm_program("row-owner").tasks):
+        owners = tasks["owner"][np.sort(np.unique(tasks["owner"], return_index=True)[1])]
+        assert owners.tolist() == [(gpu + 1 + i) % 4 for i in range(4)]
+        assert (np.roll(tasks, 12 * (gpu + 1)) == plain[gpu]).all()
+
+
+def test_unrotated_owners_coincide() -> None:
+    """Without rotation all GPUs address the same owner with the same tile."""
+    plain = gemm_program("row-owner-unrotated").tasks
+    assert all((tasks["owner"] == plain[0]["owner"]).all() for tasks in plain)
+    rotated = gemm_program("row-owner").tasks
+    together = np.stack([tasks["owner"] for tasks in rotated])
+    assert (np.sort(together, axis=0) == np.arange(4)[:, None]).all()  # never two to one owner
+
+
+@given(share=st.floats(0, 1), rows=st.integers(1, 40), n_gpus=st.integers(2, 8))
+def test_hot_share_is_exact_to_a_tile(share: float, rows: int, n_gpus: int) -> None:
+    """At any moment GPU 0 has got its share of the tiles to within one, the others the rest
+    evenly."""
+    owner = gemm_program(f"hot:{share}", rows, 3, n_gpus).tasks[1]["owner"]
+    issued = np.arange(1, owner.size + 1)
+    assert (abs(np.cumsum(owner == 0) - share * issued) < 1 + 1e-6).all()
+    others = np.bincount(owner[owner > 0], minlength=n_gpus)[1:]
+    assert others.size == n_gpus - 1
+    assert others.max() - others.min() <= 1
+
+
+@pytest.mark.parametrize("destinations", ["round-robin", "row-owner", "hot:0.4"])
+def test_one_gpu_stores_nothing_remote(destinations: str) -> None:
+    """With a single GPU every tile is its own."""
+    program = gemm_program(destinations, n_gpus=1)
+    assert program.remote_bytes(0) == 0
+    assert (program.tasks[0]["owner"] == 0).all()
+
+
+@given(workload=st.one_of(gemms(), burst_trains()))
+def test_controls_change_destinations_or_bytes_only(workload: FusedGemm | BurstTrain) -> None:
+    """`local` keeps every store at home, `off` stores nothing; all else is the same program."""
+    remote, local, off = (build(workload, MACHINE, stores=how) for how in
+                          ("remote", "local", "off"))
+    for gpu in range(workload.n_gpus):
+        assert local.remote_bytes(gpu) == off.remote_bytes(gpu) == 0
+        assert (local.tasks[gpu]["store_bytes"] == remote.tasks[gpu]["store_bytes"]).all()
+        assert (off.tasks[gpu]["store_bytes"] == 0).all()
+        same = [name for name in remote.tasks[gpu].dtype.names if name not in
+                ("owner", "store_bytes")]
+        assert (local.tasks[gpu][same] == remote.tasks[gpu][same]).all()
+        assert (off.tasks[gpu][same] == remote.tasks[gpu][same]).all()
+    with pytest.raises(UnknownName, match="stores"):
+        build(workload, MACHINE, stores="elsewhere")
+
+
+@given(train=burst_trains())
+def test_rows_of_a_train(train: BurstTrain) -> None:
+    """Row j K + k is burst j of producer k: B bytes to one peer, after a gap but for the first."""
+    program = build(train, MACHINE)
+    assert (program.n_ctas, program.issue_depth) == (train.n_producers, 1)
+    received = np.zeros(train.n_gpus, int)
+    for gpu, tasks in enumerate(program.tasks):
+        assert set(tasks["kind"]) == {BURST}
+        bursts = tasks.reshape(train.n_bursts, train.n_producers)
+        assert (bursts["store_bytes"] == train.burst_bytes).all()
+        assert (bursts["gap_s"][0] == 0).all()
+        assert (bursts["gap_s"][1:] == train.gap_s).all()
+        assert (bursts["owner"] == bursts["owner"][0]).all()  # a producer keeps its peer
+        assert ((bursts["owner"] == gpu) == (train.n_gpus == 1)).all()
+        received += np.bincount(tasks["owner"], minlength=train.n_gpus)
+    assert (received == train.n_bursts * train.n_producers).all()  # nobody is a hot spot
+
+
+@given(train=burst_trains())
+def test_lockstep_waits_for_all_producers(train: BurstTrain) -> None:
+    """In lockstep, burst j waits until all K producers ended burst j - 1; free ones never wait."""
+    for tasks in build(train, MACHINE).tasks:
+        bursts = tasks.reshape(train.n_bursts, train.n_producers)
+        if train.sync == "free":
+            assert (bursts["waits_for"] == -1).all()
+            assert (bursts["signals"] == -1).all()
+            continue
+        number = np.arange(train.n_bursts)[:, None]
+        assert (bursts["signals"] == number).all()
+        assert (bursts["waits_for"] == number - 1).all()
+        assert (bursts["wait_count"][1:] == train.n_producers).all()
+
+
+@given(gemm=gemms(), other=gemms(), tuning=tunings(), stores=st.sampled_from(("off", "local")))
+def test_parameters_say_which_program_it_is(
+    gemm: FusedGemm, other: FusedGemm, tuning: Tuning, stores: str
+) -> None:
+    """Programs of different workloads, tunings or controls differ in plain parameters."""
+    plain = build(gemm, MACHINE, tuning).parameters()
+    assert json.loads(json.dumps(to_plain(plain))) == to_plain(plain)
+    assert plain["workload"] == "FusedGemm"
+    if other != gemm:
+        assert build(other, MACHINE, tuning).parameters() != plain
+    deeper = dataclasses.replace(tuning, issue_depth=tuning.issue_depth + 1)
+    assert build(gemm, MACHINE, deeper).parameters() != plain
+    assert build(gemm, MACHINE, tuning, stores=stores).parameters() != plain
+
+
+def test_ctas_default_to_all_sms() -> None:
+    """A fused kernel takes every SM unless told otherwise."""
+    gemm = FusedGemm(m=256, n=256, k=64)
+    assert build(gemm, MACHINE).n_ctas == 24
+    assert build(gemm, MACHINE, Tuning(n_ctas=5)).n_ctas == 5
+    with pytest.raises(InvalidValue, match="n_ctas"):
+        build(gemm, MACHINE, Tuning(n_ctas=25))
+
+
+@pytest.mark.xfail(strict=True, raises=MemoryError,
+                   reason="programs of absurd size end in a MemoryError")
+def test_absurd_sizes_are_refused() -> None:
+    """A program with more tiles than any memory holds is refused in words."""
+    with pytest.raises(Infeasible, match="tile"):
+        build(FusedGemm(m=2**24, n=2**24, k=1), MACHINE, Tuning(tile_m=1, tile_n=1))
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError,
+                   reason="owners are 16-bit, but specs allow 100,000 GPUs")
+def test_owners_of_many_gpus() -> None:
+    """However many GPUs a machine may have, every owner is one of them."""
+    n_gpus = 40_000
+    with contextlib.suppress(InvalidValue):
+        train = BurstTrain(n_producers=1, burst_bytes=1, gap_s=0.0, n_bursts=1, n_gpus=n_gpus)
+        program = build(train, machine_of(max_gpus=n_gpus))
+        assert all(0 <= tasks["owner"][0] < n_gpus for tasks in program.tasks)
