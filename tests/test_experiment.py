@@ -255,17 +255,28 @@ PARENT = """
     sys.path.insert(0, {tests!r})
     from fake_device import FakeDevice, programs
     from xstage_lab.worker import Worker
-    if __name__ == "__main__":
-        Worker(partial(FakeDevice, 1, "hang", {log!r})).measure(programs(1)[0])
+    Worker(partial(FakeDevice, {bad_bytes}, "hang", {log!r})).measure(programs(1)[0])
 """
+
+
+def _parent_script(tmp_path: Path, bad_bytes: int) -> tuple[Path, Path]:
+    script, log = tmp_path / "parent.py", tmp_path / "log"
+    script.write_text(textwrap.dedent(PARENT.format(
+        tests=str(Path(__file__).parent), bad_bytes=bad_bytes, log=str(log))))
+    return script, log
+
+
+def test_a_script_without_a_main_guard_is_not_run_again(tmp_path):
+    """A worker started by a plain script measures once and does not run the script again."""
+    script, log = _parent_script(tmp_path, bad_bytes=0)
+    subprocess.run([sys.executable, str(script)], check=True, timeout=60)
+    assert len(log.read_text().splitlines()) == 1
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_worker_does_not_outlive_its_parent(tmp_path, how):
     """However the parent ends, a worker in the middle of a measurement ends too."""
-    log, script = tmp_path / "log", tmp_path / "parent.py"
-    tests = str(Path(__file__).parent)
-    script.write_text(textwrap.dedent(PARENT.format(tests=tests, log=str(log))))
+    script, log = _parent_script(tmp_path, bad_bytes=1)
     parent = subprocess.Popen([sys.executable, str(script)], stderr=subprocess.DEVNULL)
     try:
         _wait(lambda: log.exists() and log.read_text().strip(), "the first measurement")

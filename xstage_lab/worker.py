@@ -14,11 +14,13 @@ import os
 import pickle
 import queue
 import signal
+import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from xstage_lab.devices.base import Capabilities, Device
@@ -167,7 +169,8 @@ class Worker:
             self._pipe, child = spawn.Pipe()
             self._process = spawn.Process(target=_serve, args=(child, self._limit_s),
                                           name="xstage-worker", daemon=True)
-            self._process.start()
+            with _without_main():
+                self._process.start()
             child.close()  # only the worker holds its end, so that its death is seen at once
         return self._process, self._pipe
 
@@ -178,6 +181,17 @@ class Worker:
         if self._pipe is not None:
             self._pipe.close()
         self._process = self._pipe = None
+
+
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+    """Keep the child from running the caller's script again; it needs nothing of it."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _how(exit_code: int | None) -> str:

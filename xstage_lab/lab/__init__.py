@@ -1,0 +1,7 @@
+"""Panels for Jupyter: one per notebook, each a widget that shows itself."""
+
+from xstage_lab.lab.burst_gap import BurstGap
+from xstage_lab.lab.calculator import Calculator
+from xstage_lab.lab.tune import Tune
+
+__all__ = ["BurstGap", "Calculator", "Tune"]

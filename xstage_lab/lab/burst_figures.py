@@ -1,0 +1,156 @@
+"""The figures of the burst-gap panel: the law's curves, and the measurements beside them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xstage_lab import law, plots
+from xstage_lab.devices.recorded import published_issue_times, published_sweeps
+from xstage_lab.lab.picture import Picture, Point, Values
+from xstage_lab.plots import points
+from xstage_lab.record import Record
+from xstage_lab.spec import BurstTrain
+
+Floats = NDArray[np.float64]
+
+#: Settings of one burst into an empty path, and of trains that keep the path full.
+ISOLATED: Values = {"n_bursts": 1, "gap_s": 0.0}
+SATURATED: Values = {"n_bursts": 40, "gap_s": 0.0, "sync": "free"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BurstPicture(Picture):
+    """What the figures show of one burst train."""
+
+    train: BurstTrain
+
+    def path(self) -> tuple[float, float, float]:
+        """Return V, R and Q: bytes, bytes per second, bytes."""
+        terms = self.prediction.terms
+        return terms["volume_bytes"], terms["drain_bytes_per_s"], terms["capacity_bytes"]
+
+
+def gaps(picture: BurstPicture, n: int) -> Floats:
+    """Return `n` gaps from none to well past the recovery gap (s)."""
+    volume, drain, _ = picture.path()
+    return np.linspace(0.0, max(1.6 * volume / drain, 1.2 * picture.train.gap_s), n)
+
+
+def volumes(picture: BurstPicture, n: int) -> Floats:
+    """Return `n` burst volumes from 0 to well past the knee, or past V where there is none."""
+    volume, _, capacity = picture.path()
+    knee = knee_bytes(picture)
+    most = 2.2 * knee if math.isfinite(knee) else max(2.0 * volume, 2.0 * min(capacity, volume))
+    return np.linspace(0.0, most, n)
+
+
+def knee_bytes(picture: BurstPicture) -> float:
+    """Return the burst from which issue waits for the link: (V - R V/(K r_SM))+ = Q (bytes)."""
+    _, drain, capacity = picture.path()
+    spared = 1.0 - drain / (picture.train.n_producers * picture.calibration.per_sm_bytes_per_s)
+    return capacity / spared if spared > 0 else math.nan
+
+
+def issue_time(plot: plots.IssueGap, picture: BurstPicture) -> list[Record]:
+    """Draw the mean issue time of a train of N bursts against the gap."""
+    volume, drain, capacity = picture.path()
+    n, x, t = picture.train.n_bursts, gaps(picture, 201), picture.prediction.terms
+    latency = picture.calibration.issue_latency_s
+    bounds = law.train_bounds(n, x, t["issue_free_s"], volume, drain, capacity, latency)
+    free, lockstep = ((accepted - (n - 1) * x) / n for accepted in bounds)
+    shown = _records(picture.points("gap_s", "sync"))
+    plot.update({"gap_s": x, "free_s": free, "lockstep_s": lockstep},
+                points(shown, "gap_s", "issue_s", "sync"),
+                recovery_gap_s=t["gap_recovery_s"], badges=picture.badge_text(shown))
+    return shown
+
+
+def period(plot: plots.PeriodGap, picture: BurstPicture) -> list[Record]:
+    """Draw the steady period against the gap."""
+    volume, drain, capacity = picture.path()
+    x, free = gaps(picture, 201), picture.prediction.terms["issue_free_s"]
+    lockstep = x + law.lockstep_issue_time(x, free, volume, drain, capacity,
+                                           picture.calibration.issue_latency_s)
+    shown = _records(picture.points("gap_s", "sync"))
+    plot.update({"gap_s": x, "free_s": law.period(x, free, volume, drain), "lockstep_s": lockstep,
+                 "drain_bound_s": np.full_like(x, volume / drain), "issue_bound_s": free + x,
+                 "additive_s": law.completion_coupled_period(x, volume, drain)},
+                points(shown, "gap_s", "period_s", "sync"),
+                badges=picture.badge_text(shown))
+    return shown
+
+
+def backlog(plot: plots.Backlog, picture: BurstPicture) -> list[Record]:
+    """Draw the backlog of the last measurement of this very train."""
+    shown, terms = _records(picture.points()[-1:]), picture.prediction.terms
+    plot.update(shown[0].backlog if shown else None,
+                capacity_bytes=terms["capacity_bytes"], peak_bytes=terms["peak_backlog_bytes"],
+                badges=picture.badge_text(shown) if shown else "Measure shows the backlog here.")
+    return shown
+
+
+def isolated_burst(plot: plots.IsolatedBurst, picture: BurstPicture) -> list[Record]:
+    """Draw the issue time of one burst into an empty path against its volume."""
+    _, drain, capacity = picture.path()
+    found, x = picture.calibration, volumes(picture, 201)
+    latency = found.issue_latency_s
+    free = law.issue_free_time(x / picture.train.n_producers, found.per_sm_bytes_per_s, latency)
+    shown = _records(picture.points("burst_bytes", **ISOLATED))
+    plot.update({"volume_bytes": x, "issue_bound_s": free,
+                 "issue_s": law.isolated_issue_time(free, x, drain, capacity, latency),
+                 "drain_bound_s": latency + (x - capacity) / drain},
+                points(shown, "volume_bytes", "issue_s"),
+                knee_bytes=knee_bytes(picture), badges=picture.badge_text(shown))
+    return shown
+
+
+def rate(plot: plots.RateAgainstSms, picture: BurstPicture) -> list[Record]:
+    """Draw the store rate against the SMs that store, as published and as measured here."""
+    found, n_sms = picture.calibration, np.arange(1, picture.machine.n_sms + 1)
+    series = [("this calibration", n_sms, found.per_sm_bytes_per_s, found.drain_bytes_per_s)]
+    published = [r for r in published_sweeps() if r.parameters["direction"] == "write"
+                 and r.provenance["machine"] == picture.machine.name]
+    for path in dict.fromkeys(r.parameters["path"] for r in published):
+        rows = sorted((r.parameters["n_producers"], r.summary["rate_bytes_per_s"])
+                      for r in published if r.parameters["path"] == path)
+        series.append((path, n_sms, rows[0][1] / rows[0][0], rows[-1][1]))
+    shown = _records(picture.points("n_producers", **SATURATED))
+    trains = [r.parameters["n_producers"] * r.parameters["burst_bytes"] / r.summary["period_s"]
+              for r in shown]
+    measured = {
+        "n_sms": [r.parameters["n_producers"] for r in published + shown],
+        "rate_bytes_per_s": [r.summary["rate_bytes_per_s"] for r in published] + trains,
+        "path": [r.parameters["path"] for r in published] + ["burst trains"] * len(shown),
+        "badge": [r.provenance["badge"] for r in published + shown],
+    }
+    plot.update(
+        {"n_sms": np.concatenate([n for _, n, _, _ in series]),
+         "rate_bytes_per_s": np.concatenate([law.issue_rate(n, r, R) for _, n, r, R in series]),
+         "path": np.repeat([path for path, *_ in series], n_sms.size)},
+        measured, badges=picture.badge_text(published + shown))
+    return published + shown
+
+
+def completion(plot: plots.IssueAgainstCompletion, _picture: BurstPicture) -> list[Record]:
+    """Draw published issue and completion times of one warp's messages."""
+    published = sorted(published_issue_times(), key=lambda r: float(r.parameters["burst_bytes"]))
+    table = points(published, "burst_bytes", "issue_s", "release_flag_s", "fence_flag_s")
+    size, issue = np.array(table["burst_bytes"], float), np.array(table["issue_s"])
+    # Past 32 KiB the source is read past the L1 cache, which is not what this is about.
+    latency, last = issue[0], int(np.flatnonzero(size <= 32 * 1024)[-1])
+    x = size[(size > 0) & (size <= size[last])]
+    line = law.issue_free_time(x, size[last] / (issue[last] - latency), latency)
+    drawn = np.where(size > 0, size, np.nan)  # the axis is logarithmic
+    plot.update({"payload_bytes": x, "issue_s": line},
+                {"payload_bytes": drawn, "stores_s": issue, "release_s": table["release_flag_s"],
+                 "fence_s": table["fence_flag_s"], "badge": table["badge"]},
+                badges="the line goes through the empty and the 32 KiB message")
+    return published
+
+
+def _records(points_shown: list[Point]) -> list[Record]:
+    return [point.record for point in points_shown]

@@ -1,0 +1,256 @@
+"""What all panels share: controls left, figures right, numbers, words and the strip below.
+
+Moving a control redraws the prediction; only Measure and Sweep start the device, in a worker
+process. Settings that cannot run keep the last picture, visibly stale, and say why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import ipywidgets as w
+from bokeh.document import Document
+from jupyter_bokeh import BokehModel
+
+from xstage_lab import experiment
+from xstage_lab.devices.base import Device
+from xstage_lab.errors import XStageError
+from xstage_lab.export import Exported, export
+from xstage_lab.lab import style
+from xstage_lab.lab.coalesce import Coalescer
+from xstage_lab.lab.controls import Controls
+from xstage_lab.lab.picture import Picture, Point, Values
+from xstage_lab.lab.strip import Strip
+from xstage_lab.plots import Plot
+from xstage_lab.record import Record, provenance
+from xstage_lab.schedule import Program
+from xstage_lab.worker import Worker
+
+_WAITING = "Measured points appear once the running cell has finished."
+_READY = "Measure runs these settings, Sweep a series of them."
+#: Per-tile times of old points are let go beyond this; their summaries stay.
+MOST_TILE_BYTES = 256 * 2**20
+
+
+class Tab(NamedTuple):
+    """A plot, and the function that draws a picture into it and returns the records it shows."""
+
+    plot: Plot
+    draw: Callable[[Any, Any], list[Record]]
+
+
+class Planned(NamedTuple):
+    """A measurement to be made and its settings."""
+
+    values: Values
+    program: Program
+
+
+class Panel(w.VBox):
+    """Base of the panels; a panel fills in what raises `NotImplementedError`.
+
+    Parameters
+    ----------
+    controls : Controls
+    left : sequence of Widget
+        The controls as they stand, with their headings.
+    tabs : dict of str to Tab
+        By title, in order.
+    settings : dict
+        Settings by name to begin with, SI.
+    """
+
+    def __init__(self, controls: Controls, left: Sequence[w.Widget], tabs: dict[str, Tab],
+                 settings: Values) -> None:
+        controls.set(**settings)
+        self.controls, self.tabs = controls, tabs
+        self.points: list[Point] = []
+        self.shown: Picture | None = None
+        self._records: list[Record] = []
+        self._worker: Worker | None = None
+        self._running, self._n_taken = False, 0
+        self._stopping = threading.Event()
+        self._redraw = Coalescer(self._draw)
+        self.figures = w.Tab([BokehModel(tab.plot.figure) for tab in tabs.values()],
+                             titles=list(tabs), layout=w.Layout(flex="1 1 0", min_width="0"))
+        self.figures.add_class("xstage-tabs")
+        self.numbers, self.words = w.HTML(), w.HTML()
+        self.strip = Strip(measure=self.measure, sweep=self.sweep, stop=self.stop,
+                           export=self.export)
+        box = w.VBox(list(left), layout=w.Layout(flex="0 0 300px", padding="0 10px 0 0"))
+        top = w.HBox([box, self.figures], layout=w.Layout(width="100%"))
+        super().__init__([w.HTML(style.STYLE), top, self.strip, self.numbers, self.words],
+                         layout=w.Layout(width="100%"))
+        self.add_class("xstage-panel")
+        controls.observe(self._redraw)
+        self.figures.observe(self._redraw, names="selected_index")
+        self._draw()
+        self._greet()
+
+    def picture(self, values: Values) -> Picture:
+        """Return what the figures show for `values`; raises `XStageError` where impossible."""
+        raise NotImplementedError
+
+    def device(self, values: Values) -> Callable[[], Device]:
+        """Return a picklable maker of the device that Measure and Sweep run on."""
+        raise NotImplementedError
+
+    def plan_measure(self, values: Values) -> Iterable[Planned]:
+        """Return what Measure runs."""
+        raise NotImplementedError
+
+    def plan_sweep(self, values: Values) -> Iterable[Planned]:
+        """Return what Sweep runs."""
+        raise NotImplementedError
+
+    @property
+    def visible(self) -> str:
+        """Title of the tab that is shown."""
+        return list(self.tabs)[self.figures.selected_index or 0]
+
+    def points_at(self, values: Values, *free: str) -> list[Point]:
+        """Return the points measured with `values`, whatever the settings named in `free`."""
+        fixed = values.keys() - set(free)
+        return [p for p in self.points if all(p.values[name] == values[name] for name in fixed)]
+
+    def measure(self) -> None:
+        """Run the current settings on the device."""
+        self._start(self.plan_measure)
+
+    def sweep(self) -> None:
+        """Run a series of settings on the device."""
+        self._start(self.plan_sweep)
+
+    def stop(self) -> None:
+        """End the running measurement; the points that are there stay."""
+        self._stopping.set()
+        if self._worker is not None:
+            self._worker.stop()
+
+    def close(self) -> None:
+        """End the worker and close the widgets."""
+        self._stopping.set()
+        if self._worker is not None:
+            self._worker.close()
+        super().close()
+
+    def export(self) -> None:
+        """Write the visible figure, its data and its parameters into the folder of the strip."""
+        if self.shown is None:
+            self.strip.warn("There is no figure yet: choose settings that are possible.")
+            return
+        plot, picture = self.tabs[self.visible].plot, self.shown
+        # The thread that writes gets a copy, so that the figure may change meanwhile.
+        root: Any = plot.figure
+        copy: Any = Document.from_json(root.document.to_json()).roots[0]
+        about = {"panel": type(self).__name__, "figure": self.visible,
+                 "settings": picture.values, "machine": picture.machine,
+                 "calibration": picture.calibration}
+        origin = provenance("PREDICTED", "law", picture.badge_text(self._records))
+
+        def write(data: Any, folder: str) -> Iterator[Exported]:
+            yield export(copy, folder, plot.name, data, about, origin)
+
+        self.strip.set_exporting(True)
+        self.strip.say("Writing files ...")
+        experiment.deliver(write(plot.data(), self.strip.folder.value), self._tell_exported,
+                           self._end_export)
+
+    def _tell_exported(self, written: Exported) -> None:
+        names = ", ".join(path.name for path in written.files)
+        self.strip.say(" ".join([f"Wrote {names} in {written.files[0].parent.resolve()}.",
+                                 *written.notes]))
+
+    def _end_export(self, error: XStageError | None) -> None:
+        self.strip.set_exporting(False)
+        if error is not None:
+            self.strip.warn(str(error))
+
+    def _draw(self) -> None:
+        """Bring the visible tab, the numbers and the words up to date."""
+        tab = self.tabs[self.visible]
+        try:
+            picture = self.picture(self.controls.values())
+            records = tab.draw(tab.plot, picture)
+        except XStageError as error:
+            self._show_stale(error)
+            return
+        self.shown, self._records = picture, records
+        for part in (self.figures, self.numbers):
+            part.remove_class("xstage-stale")
+        self.numbers.value = picture.table()
+        self.words.value = style.words(picture.explanation())
+        self.strip.badges.value = style.badge_line(picture.badges(records))
+
+    def _show_stale(self, error: XStageError) -> None:
+        for part in (self.figures, self.numbers):
+            part.add_class("xstage-stale")
+        kept = "" if self.shown is None else " The figures are of the last possible settings."
+        self.words.value = style.problem(f"Not possible: {error}{kept}")
+
+    def _greet(self) -> None:
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            self.strip.say(_READY)
+            return
+        self.strip.say(_WAITING)
+        loop.call_soon(self.strip.say, _READY)
+
+    def _start(self, plan: Callable[[Values], Iterable[Planned]]) -> None:
+        if self._running:
+            return
+        try:
+            values = self.controls.values()
+            planned, make_device = list(plan(values)), self.device(values)
+        except XStageError as error:
+            self.strip.warn(str(error))
+            return
+        if self._worker is None:
+            self._worker = Worker(make_device)
+        self._worker.use(make_device)
+        self._stopping.clear()
+        self._running, self._n_taken = True, 0
+        self.strip.set_running(True)
+        self.strip.bar.value = 0.0
+        self.strip.say(_WAITING)
+        awaited = iter(planned)
+
+        def take(record: Record) -> None:
+            self.take(next(awaited).values, record)
+            self._n_taken += 1
+            self.strip.bar.value = self._n_taken / len(planned)
+            self.strip.say(f"{self._n_taken} of {len(planned)} runs.")
+
+        experiment.deliver(
+            experiment.run(self._worker, [each.program for each in planned],
+                           stop=self._stopping.is_set), take, self._finish)
+
+    def take(self, values: Values, record: Record) -> None:
+        """Keep a measurement and redraw."""
+        self.points.append(Point(values, record))
+        self._forget_tiles()
+        self._redraw()
+
+    def _forget_tiles(self) -> None:
+        left = MOST_TILE_BYTES
+        for i in reversed(range(len(self.points))):
+            record = self.points[i].record
+            left -= 0 if record.tiles is None else record.tiles.nbytes
+            if left < 0 and record.tiles is not None and i < len(self.points) - 1:
+                self.points[i] = self.points[i]._replace(
+                    record=dataclasses.replace(record, tiles=None))
+
+    def _finish(self, error: XStageError | None) -> None:
+        self._running = False
+        self.strip.set_running(False)
+        if error is not None:
+            self.strip.warn(f"{error} {self._n_taken} runs were made.")
+        elif self._stopping.is_set():
+            self.strip.say(f"Stopped after {self._n_taken} runs; nothing is running.")
+        else:
+            self.strip.say(f"Done: {self._n_taken} runs.")

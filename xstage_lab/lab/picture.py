@@ -1,0 +1,103 @@
+"""What a panel shows at one setting of its controls, in numbers and words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from xstage_lab import analysis
+from xstage_lab.analysis import Calibration, Comparison, Prediction
+from xstage_lab.lab import style
+from xstage_lab.record import SUMMARY_KEYS, Record
+from xstage_lab.spec import MachineSpec
+from xstage_lab.units import text
+
+Values = dict[str, Any]
+
+_NAMES = {"total_s": "total", "accepted_s": "accepted", "period_s": "period",
+          "issue_s": "issue time", "stall_ratio": "stalled"}
+
+
+class Point(NamedTuple):
+    """A measurement and the settings it was made with."""
+
+    values: Values
+    record: Record
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A prediction, and the points measured so far.
+
+    Attributes
+    ----------
+    values : dict
+        The settings.
+    comparison : Comparison or None
+        With the last measurement of these very settings.
+    points_at : callable
+        Takes settings and the names of those that may differ, returns points.
+    """
+
+    values: Values
+    machine: MachineSpec
+    prediction: Prediction
+    comparison: Comparison | None
+    points_at: Callable[..., list[Point]]
+
+    @property
+    def calibration(self) -> Calibration:
+        """The law's parameters."""
+        return self.prediction.calibration
+
+    def points(self, *free: str, **fixed: Any) -> list[Point]:
+        """Return the points measured with these settings, `free` ones at any value."""
+        return self.points_at(self.values | fixed, *free)
+
+    def table(self) -> str:
+        """Return the summary as an HTML table: predicted with its band, measured, error."""
+        rows, measured = [], "not measured yet"
+        if self.comparison is not None:
+            measured = str(self.comparison.provenance["measured"]["badge"])
+        for key in SUMMARY_KEYS:
+            row = [_NAMES[key], text(key, self.prediction.summary[key]), self._band(key)]
+            if self.comparison is None:
+                row += ["", ""]
+            else:
+                row += [text(key, self.comparison.measured[key]), self._error(key)]
+            rows.append(row)
+        return style.table(["", "PREDICTED", "band", measured, "error"], rows)
+
+    def _band(self, key: str) -> str:
+        low, high = self.prediction.low[key], self.prediction.high[key]
+        return f"{text(key, low)} to {text(key, high)}" if high > low * 1.001 else ""
+
+    def _error(self, key: str) -> str:
+        error = math.nan if self.comparison is None else self.comparison.error_ratio[key]
+        if math.isnan(error):
+            return ""
+        return f"{100 * error:+.1f} points" if key == "stall_ratio" else f"{error:+.1%}"
+
+    def explanation(self) -> list[str]:
+        """Return what the law says, and how far off it was."""
+        found = self.comparison
+        return analysis.explain(self.prediction) if found is None else found.explain
+
+    def badges(self, shown: Iterable[Record]) -> list[tuple[str, str]]:
+        """Return badges and what each stands for: the law, what is ASSUMED, records shown."""
+        found = [("PREDICTED", f"Burst-Gap law, {self.calibration.name}{self.compute_source()}")]
+        if assumed := sorted(self.calibration.assumed):
+            found.append(("ASSUMED", ", ".join(name.rsplit("_bytes", 1)[0].removesuffix("_s")
+                                               for name in assumed)))
+        return found + list(dict.fromkeys(
+            (str(r.provenance["badge"]), str(r.provenance["source"])) for r in shown))
+
+    def compute_source(self) -> str:
+        """Return in words where the compute time comes from; empty where there is none."""
+        return ""
+
+    def badge_text(self, shown: Iterable[Record]) -> str:
+        """Return the badges as one line of text for a figure."""
+        return "; ".join(f"{name}: {words}" for name, words in self.badges(shown))

@@ -1,0 +1,64 @@
+"""The strip below a panel: what the numbers are, how far measuring has come, and its buttons."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import ipywidgets as w
+
+from xstage_lab.lab.style import note, problem
+
+
+class Strip(w.VBox):
+    """Badges, progress, a message, and the buttons Measure, Sweep, Stop and Export.
+
+    Parameters
+    ----------
+    measure, sweep, stop, export : callable
+        What the buttons do; take nothing.
+    """
+
+    def __init__(self, *, measure: Callable[[], None], sweep: Callable[[], None],
+                 stop: Callable[[], None], export: Callable[[], None]) -> None:
+        self.badges = w.HTML(layout=w.Layout(flex="1 1 auto", min_height="24px"))
+        self.message = w.HTML(layout=w.Layout(min_height="40px"))
+        self.bar = w.FloatProgress(min=0.0, max=1.0, layout=w.Layout(width="130px"))
+        self.folder = w.Text("exports", layout=w.Layout(width="130px"),
+                             tooltip="folder that Export writes into")
+        self._measure = _button("Measure", "play", measure, "primary",
+                                "run these settings on the device")
+        self._sweep = _button("Sweep", "signal", sweep, "",
+                              "run a series of settings on the device")
+        self._stop = _button("Stop", "stop", stop, "warning", "end the running measurement")
+        self._export = _button("Export", "download", export, "",
+                               "write the visible figure, its data and its parameters to files")
+        row = w.Layout(align_items="center", flex_flow="row wrap")
+        super().__init__([
+            w.HBox([self._measure, self._sweep, self._stop, self.bar, w.Label("export to"),
+                    self.folder, self._export], layout=row),
+            self.badges, self.message])
+        self.set_running(False)
+
+    def set_running(self, running: bool) -> None:
+        """Enable the buttons that make sense while measuring, or while not."""
+        self._measure.disabled = self._sweep.disabled = running
+        self._stop.disabled = not running
+
+    def set_exporting(self, exporting: bool) -> None:
+        """Disable Export while files are being written."""
+        self._export.disabled = exporting
+
+    def say(self, text: str) -> None:
+        """Show `text` as the message."""
+        self.message.value = note(text)
+
+    def warn(self, text: str) -> None:
+        """Show `text` as a message that stands out."""
+        self.message.value = problem(text)
+
+
+def _button(words: str, icon: str, pressed: Callable[[], None], style: str, hint: str) -> w.Button:
+    button = w.Button(description=words, icon=icon, button_style=style, tooltip=hint,
+                      layout=w.Layout(width="92px"))
+    button.on_click(lambda _: pressed())
+    return button

@@ -1,0 +1,173 @@
+"""The figures of the tune panel: one configuration, its neighbours, and what was measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from xstage_lab import analysis, law, plots
+from xstage_lab.analysis import Comparison
+from xstage_lab.devices.recorded import published_gemm_rs
+from xstage_lab.errors import XStageError
+from xstage_lab.lab.picture import Picture, Values
+from xstage_lab.record import Record
+from xstage_lab.spec import DTYPE_BYTES, FusedGemm, Tuning
+from xstage_lab.units import text
+
+TILES = (64, 128, 192, 256)
+DEPTHS = range(1, 9)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TunePicture(Picture):
+    """What the figures show of one fused GEMM.
+
+    Attributes
+    ----------
+    at : callable
+        Takes settings and returns their picture.
+    measured_t_mma_s : callable
+        Takes changed settings and returns the tile's measured compute time, or None.
+    comparisons : list of (Comparison, str)
+        Every measurement of the panel beside its prediction, and what it was.
+    """
+
+    gemm: FusedGemm
+    tuning: Tuning
+    at: Callable[[Values], TunePicture]
+    measured_t_mma_s: Callable[[Values], float | None]
+    comparisons: list[tuple[Comparison, str]]
+
+    def label(self) -> str:
+        """Return the configuration in a few words."""
+        g, t = self.gemm, self.tuning
+        return (f"{g.m}×{g.n}×{g.k} on {g.n_gpus} {self.machine.name}, tile {t.tile_m}×{t.tile_n}, "
+                f"depth {t.issue_depth}, {g.destinations}")
+
+    def compute_source(self) -> str:
+        """Return in words where a tile's compute time comes from."""
+        if self.prediction.t_mma_source == "measured":
+            return f", compute time from the {self.values['device']} device with stores off"
+        return ", compute time from the FLOP rate"
+
+
+#: Series by name: the settings that change, one after the other.
+SERIES: dict[str, Callable[[TunePicture], list[Values]]] = {
+    "issue depth": lambda _: [{"issue_depth": depth} for depth in DEPTHS],
+    "tile": lambda _: [{"tile_m": m, "tile_n": n}
+                       for m, n in ((64, 64), (64, 128), (128, 128), (128, 192), (128, 256),
+                                    (192, 256), (256, 256))],
+    "GPUs": lambda picture: [{"n_gpus": n} for n in range(1, min(picture.machine.max_gpus, 16) + 1)
+                             if n & (n - 1) == 0],
+    "k": lambda _: [{"k": k} for k in (256, 512, 1024, 2048, 4096, 8192, 16384)],
+}
+
+
+def times(plot: plots.TotalTimes, picture: TunePicture) -> list[Record]:
+    """Draw predicted, measured and unfused total time."""
+    found, shown = picture.prediction, _here(picture)
+    measured = shown[0].summary["total_s"] if shown else math.nan
+    plot.update(
+        found.summary["total_s"], low_s=found.low["total_s"], high_s=found.high["total_s"],
+        measured_s=measured, badge=str(shown[0].provenance["badge"]) if shown else "",
+        unfused=found.unfused,
+        bounds={f"{name}_s": found.terms[f"{name}_bound_s"]
+                for name in ("compute", "issue", "drain")},
+        badges=picture.badge_text(shown))
+    return shown
+
+
+def timeline(plot: plots.Timeline, picture: TunePicture) -> list[Record]:
+    """Draw one SM and the backlog of the last measurement of this very configuration."""
+    shown = [record for record in _here(picture) if record.tiles is not None]
+    plot.update(shown[0] if shown else None,
+                capacity_bytes=picture.prediction.terms["capacity_bytes"],
+                badges=picture.badge_text(shown) if shown else "Measure shows the run here.")
+    return shown
+
+
+def tile_map(plot: plots.TileMap, picture: TunePicture) -> list[Record]:
+    """Draw the predicted total over tile and depth, from measured compute times if there are."""
+    m, n, depth = (a.ravel() for a in np.meshgrid(TILES, TILES, DEPTHS, indexing="ij"))
+    t_mma = analysis.t_mma_roofline(picture.gemm, picture.machine, m, n)
+    for i, (tile_m, tile_n) in enumerate(zip(m.tolist(), n.tolist(), strict=True)):
+        timed = picture.measured_t_mma_s({"tile_m": tile_m, "tile_n": tile_n})
+        t_mma[i] = t_mma[i] if timed is None else timed
+    found = analysis.predict_map(picture.gemm, picture.machine, picture.calibration, m, n, depth,
+                                 picture.tuning, t_mma)
+    limit = picture.machine.smem_per_cta_bytes
+    reason = [f"needs {text('_bytes', needed)} of shared memory, {text('_bytes', limit)} allowed"
+              if not fits else "" for needed, fits in
+              zip(found.needed_bytes, found.feasible, strict=True)]
+    plot.update(m, n, depth, found.total_s, reason, badges=picture.badge_text([]))
+    return []
+
+
+def total_curve(plot: plots.TotalCurve, picture: TunePicture) -> list[Record]:
+    """Draw the total time along the chosen series, and the points measured on it."""
+    name = picture.values["series"]
+    series = SERIES[name](picture)
+    columns: dict[str, list[float]] = {key: [] for key in ("total_s", "low_s", "high_s",
+                                                           "unfused_s")}
+    for changed in series:
+        try:
+            found = picture.at(picture.values | changed).prediction
+        except XStageError:
+            row = [math.nan] * 4
+        else:
+            row = [found.summary["total_s"], found.low["total_s"], found.high["total_s"],
+                   found.unfused["total_s"]]
+        for key, value in zip(columns, row, strict=True):
+            columns[key].append(value)
+    labels = [_setting(changed) for changed in series]
+    here = [(_setting({key: point.values[key] for key in series[0]}), point.record)
+            for point in picture.points(*series[0])]
+    here = [(label, record) for label, record in here if label in labels]
+    shown = [record for _, record in here]
+    plot.update({"setting": labels, **columns},
+                {"setting": [label for label, _ in here],
+                 "total_s": [record.summary["total_s"] for record in shown],
+                 "badge": [str(record.provenance["badge"]) for record in shown]},
+                setting=name, badges=picture.badge_text(shown))
+    return shown
+
+
+def residuals(plot: plots.Residuals, picture: TunePicture) -> list[Record]:
+    """Draw the error of every prediction that was measured in this panel."""
+    found = [comparison for comparison, _ in picture.comparisons]
+    origins = [comparison.provenance["measured"] for comparison in found]
+    plot.update(found, [str(origin["badge"]) for origin in origins],
+                labels=[label for _, label in picture.comparisons],
+                badges=f"{len(found)} runs measured here; "
+                + "; ".join(dict.fromkeys(f"{o['badge']}: {o['source']}" for o in origins)))
+    return []
+
+
+def published(plot: plots.GemmReduceScatter, _picture: TunePicture) -> list[Record]:
+    """Draw published GEMM + reduce-scatter times; R comes from the shortest K alone."""
+    records = sorted(published_gemm_rs(), key=lambda record: float(record.parameters["k"]))
+    k = np.array([record.parameters["k"] for record in records], float)
+    gemm = np.array([record.summary["unfused_gemm_s"] for record in records])
+    fused = np.array([record.summary["total_s"] for record in records])
+    first = records[0].parameters
+    volume = (first["m"] * first["n"] * DTYPE_BYTES[first["out_dtype"]]
+              * (first["n_gpus"] - 1) / first["n_gpus"])
+    drain = volume / fused[0]
+    plot.update({"k": k, "gemm_s": gemm, "law_s": law.period(0.0, gemm, volume, drain),
+                 "completion_s": law.completion_coupled_period(gemm, volume, drain)},
+                {"k": k, "gemm_s": gemm, "fused_s": fused,
+                 "badge": [str(record.provenance["badge"]) for record in records]},
+                badges=f"R = {text('_bytes_per_s', drain)} from K = {k[0]:.0f} alone; "
+                f"RECORDED: {records[0].provenance['source']}")
+    return records
+
+
+def _here(picture: Picture) -> list[Record]:
+    return [point.record for point in picture.points()[-1:]]
+
+
+def _setting(changed: Values) -> str:
+    return "×".join(str(value) for value in changed.values())
