@@ -54,7 +54,8 @@ def test_counts_are_whole_numbers(value: float) -> None:
             require_number("n", value, integer=True)
 
 
-@pytest.mark.parametrize("value", [v for v in JUNK if v not in (-1, 10**30)], ids=repr)
+@pytest.mark.parametrize("value", [*(v for v in JUNK if v not in (-1, 10**30)), b"3", 3j,
+                                   np.True_, np.array([3.0])], ids=repr)
 def test_junk_is_no_number(value: object) -> None:
     """Text, nothing, truth values, lists, NaN and infinity are no numbers, whatever the range."""
     with pytest.raises(InvalidValue):
