@@ -1,0 +1,1 @@
+"""CUDA kernels, and what compiles and runs them."""
