@@ -10,10 +10,22 @@ import difflib
 import math
 import numbers
 from collections.abc import Iterable
+from typing import Any
 
 
 class XStageError(ValueError):
     """Base of every error the lab raises on bad input or a missing part."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Errors cross from worker processes; the default would call __init__ with the text alone.
+        return _restored, (type(self), str(self), self.__dict__)
+
+
+def _restored(kind: type[XStageError], text: str, fields: dict[str, Any]) -> XStageError:
+    error = kind.__new__(kind)
+    error.args = (text,)
+    error.__dict__.update(fields)
+    return error
 
 
 class InvalidValue(XStageError):

@@ -1,9 +1,10 @@
 """From measurements to the law's parameters, to predictions, to what they mean."""
 
-from xstage_lab.analysis.calibration import PARAMETERS, Calibration, calibrate, published
+from xstage_lab.analysis.calibration import PARAMETERS, Calibration, Sample, published
 from xstage_lab.analysis.comparison import Comparison, compare, measured_regime
 from xstage_lab.analysis.explanation import explain
 from xstage_lab.analysis.prediction import Prediction, measure_t_mma, predict
+from xstage_lab.analysis.protocol import calibrate
 from xstage_lab.analysis.tilings import PredictedMap, predict_map, t_mma_roofline
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "Comparison",
     "PredictedMap",
     "Prediction",
+    "Sample",
     "calibrate",
     "compare",
     "explain",

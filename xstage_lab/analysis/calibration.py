@@ -1,32 +1,38 @@
-"""The law's parameters: as published, or measured on a device by four experiments.
-
-What is fitted here comes from bursts alone. Nothing is refitted to a workload afterwards.
-"""
+"""The law's parameters, as published of a machine or as fitted to bursts; stored as JSON."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
-
-from xstage_lab.devices.base import Device
 from xstage_lab.errors import FileRejected, UnknownFact, XStageError, require_number
-from xstage_lab.record import Record, to_plain, write_atomic
-from xstage_lab.schedule import build
-from xstage_lab.spec import BurstTrain, MachineSpec
-
-Progress = Callable[[float, str], None]
+from xstage_lab.record import to_plain, write_atomic
+from xstage_lab.spec import MachineSpec
 
 PARAMETERS = ("issue_latency_s", "per_sm_bytes_per_s", "drain_bytes_per_s", "capacity_bytes")
-ISSUE_BOUND_NOTE = ("zero-gap trains never filled the path: the drain rate is at least this, the "
-                    "producers limit")
+
+
+class Sample(NamedTuple):
+    """One train of a calibration.
+
+    Attributes
+    ----------
+    experiment : str
+        `zero-gap`, `isolated`, `plateau`, `control` or `fewer producers`.
+    value_s : float
+        Steady period (zero-gap), time to the last acceptance (isolated, fewer producers), or
+        mean issue span (plateau, control).
+    """
+
+    experiment: str
+    n_producers: int
+    burst_bytes: int
+    gap_s: float
+    value_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,11 +50,15 @@ class Calibration:
     n_producers, burst_bytes : int
         The K and B they hold for.
     intervals : dict of str to (low, high)
-        Range of each parameter.
+        90 % interval of each parameter, or the range different sources measured.
+    capacity_curve : tuple of (n_producers, capacity_bytes)
+        Q(K) at fewer producers.
     assumed : frozenset of str
         Parameters nobody measured.
-    notes : tuple of str
-        What to know before trusting it, in words.
+    notes, faults : tuple of str
+        In words: what to know before using it, and what voids it.
+    samples : tuple of Sample
+        What it was fitted to; empty for published figures.
     """
 
     name: str
@@ -62,9 +72,12 @@ class Calibration:
     n_producers: int
     burst_bytes: int
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
+    capacity_curve: tuple[tuple[int, float], ...] = ()
     assumed: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
     source: str = ""
+    samples: tuple[Sample, ...] = ()
 
     def __post_init__(self) -> None:
         require_number("issue_latency_s", self.issue_latency_s, low=0.0, unit="s")
@@ -97,6 +110,9 @@ class Calibration:
             if plain["capacity_bytes"] is None:
                 plain["capacity_bytes"] = math.inf
             plain["assumed"], plain["notes"] = frozenset(plain["assumed"]), tuple(plain["notes"])
+            plain["faults"] = tuple(plain["faults"])
+            plain["samples"] = tuple(Sample(*sample) for sample in plain["samples"])
+            plain["capacity_curve"] = tuple((int(k), float(q)) for k, q in plain["capacity_curve"])
             plain["intervals"] = {k: (v[0], v[1]) for k, v in plain["intervals"].items()}
             return cls(**plain)
         except OSError as error:
@@ -144,153 +160,3 @@ def published(machine: MachineSpec, n_producers: int | None = None) -> Calibrati
         drain_bytes_per_s=values["drain_bytes_per_s"], capacity_bytes=values["capacity_bytes"],
         n_producers=k, burst_bytes=32 * 1024, intervals=intervals, assumed=assumed,
         source=link.source or machine.source)
-
-
-def calibrate(
-    device: Device,
-    *,
-    n_producers: int | None = None,
-    burst_bytes: int = 32 * 1024,
-    progress: Progress | None = None,
-) -> Calibration:
-    """Measure t0, r_SM, R and Q on a device with bursts.
-
-    Four experiments: zero-gap trains at several splits of one V into K and B give R; isolated
-    bursts of growing V give Q from those past the knee, each as Q = V - R (span - t0); trains
-    below the knee with large gaps give t0 and r_SM from their plateaus; the same with local
-    stores is the control.
-
-    Parameters
-    ----------
-    device : Device
-        Must have times and run any program.
-    n_producers : int, optional
-        K, the device's SM count if left out.
-    burst_bytes : int
-        B of the zero-gap trains; also where `issue_free_s` is quoted.
-    progress : callable, optional
-        Called with the share done and what is being measured.
-
-    Raises
-    ------
-    XStageError
-        If the device cannot run bursts.
-    """
-    if not (device.capabilities.times and device.capabilities.any_program):
-        raise XStageError(f"the device {device.name} cannot be calibrated: it replays or has no "
-                          "times. Use the calibration stored with its records.")
-    k = device.machine.n_sms if n_producers is None else n_producers
-    require_number("n_producers", k, low=1, high=device.machine.n_sms, integer=True, unit="CTAs")
-    require_number("burst_bytes", burst_bytes, low=1024, high=2**30, integer=True, unit="B")
-    bench = _Bench(device, int(k), progress or (lambda _, __: None))
-    drains = bench.zero_gap_rates(burst_bytes)
-    drain = float(np.mean(drains))
-    free = bench.isolated_spans(burst_bytes, drain)
-    latency, per_sm = bench.plateau(free, drain)
-    held = _capacities(free, drain, latency, per_sm, bench.k)
-    control = bench.local_control(free)
-    notes = _notes(bench.k, drain, drains, per_sm, held, control)
-    intervals = {"drain_bytes_per_s": (min(drains), max(drains))}
-    if held:
-        intervals["capacity_bytes"] = (min(held), max(held))
-    return Calibration(
-        name=f"{device.name} {device.machine.name}", device=device.name,
-        machine=device.machine.name, badge=device.badge, issue_latency_s=latency,
-        per_sm_bytes_per_s=per_sm, drain_bytes_per_s=drain,
-        capacity_bytes=float(np.median(held)) if held else math.inf,
-        n_producers=bench.k, burst_bytes=burst_bytes, intervals=intervals, notes=notes,
-        source=f"four burst experiments on {device.name} {device.machine.name}")
-
-
-class _Bench:
-    """Runs the trains of a calibration and counts them for the progress."""
-
-    def __init__(self, device: Device, n_producers: int, progress: Progress) -> None:
-        self.device, self.k, self.progress = device, n_producers, progress
-        self.done = 0
-
-    def train(self, what: str, k: int, size: int, gap: float, n: int,
-              stores: str = "remote") -> Record:
-        self.progress(min(self.done / 24, 1.0), what)
-        self.done += 1
-        machine = self.device.machine
-        workload = BurstTrain(n_producers=k, burst_bytes=max(int(size), 1), gap_s=gap, n_bursts=n,
-                              n_gpus=machine.full_rate_gpus)
-        return self.device.measure(build(workload, machine, stores=stores), seed=self.done)
-
-    def zero_gap_rates(self, size: int) -> list[float]:
-        """Steady store rate of one GPU for splits of V into K and B (B/s)."""
-        rates = []
-        for k, b in ((self.k, size), (self.k, 4 * size), (max(self.k // 2, 1), 2 * size)):
-            record = self.train("zero-gap trains: drain rate", k, b, 0.0, 40)
-            rates.append(k * b / record.summary["period_s"])
-        return rates if min(rates) > 0.97 * max(rates) else [max(rates)]
-
-    def isolated_spans(self, size: int, drain: float) -> dict[int, float]:
-        """Time to accept a single burst, by B, from far below the knee to well past it."""
-        spans: dict[int, float] = {}
-        for b in self._growing(size):
-            record = self.train("isolated bursts: capacity", self.k, b, 0.0, 1)
-            spans[b] = record.summary["accepted_s"]
-            first = min(spans)
-            free = spans[first] / first * b
-            if len(spans) > 4 and spans[b] > 2 * free and self._past(spans, drain) >= 4:
-                break
-        return spans
-
-    def _growing(self, size: int) -> Iterator[int]:
-        b = max(size // 64, 16)
-        for _ in range(16):
-            yield b
-            b = int(b * 1.6) if b < 2**34 else b
-
-    def _past(self, spans: dict[int, float], drain: float) -> int:
-        """How many of the spans grow at the drain rate."""
-        sizes = sorted(spans)
-        slopes = [(spans[b] - spans[a]) / (b - a) for a, b in pairwise(sizes)]
-        return sum(slope > 0.9 * self.k / drain for slope in slopes)
-
-    def plateau(self, spans: dict[int, float], drain: float) -> tuple[float, float]:
-        """Fit t0 and r_SM through mean spans of trains whose gaps outlast the path's backlog."""
-        sizes = sorted(spans)
-        free = [b for b in sizes if spans[b] < 1.05 * spans[sizes[0]] / sizes[0] * b] or sizes[:1]
-        largest = max(free[-1] // 2, 16)
-        points = []
-        for b in (largest, largest * 3 // 4, largest // 2, largest // 4):
-            gap = 4 * self.k * largest / drain + spans[sizes[0]]
-            record = self.train("large gaps: free issue time", self.k, b, gap, 12)
-            points.append((b, record.summary["issue_s"]))
-        b, span = np.array(points, dtype=float).T
-        slope, latency = np.polyfit(b, span, 1)
-        if latency < 0:
-            slope, latency = float((b * span).sum() / (b * b).sum()), 0.0
-        return float(latency), float(1 / slope)
-
-    def local_control(self, spans: dict[int, float]) -> float:
-        """Issue time at zero gap over that at a large gap, with stores to own memory."""
-        b = sorted(spans)[len(spans) // 2]
-        tight, loose = (self.train("local stores: control", self.k, b, gap, 12, "local")
-                        .summary["issue_s"] for gap in (0.0, 4 * spans[b]))
-        return tight / loose
-
-
-def _capacities(spans: dict[int, float], drain: float, latency: float, per_sm: float,
-                k: int) -> list[float]:
-    """Q from each isolated burst past the knee, V - R (span - t0) (bytes)."""
-    past = [b for b, span in spans.items() if span > 1.2 * (latency + b / per_sm)]
-    return [k * b - drain * (spans[b] - latency) for b in past[-5:]]
-
-
-def _notes(k: int, drain: float, drains: list[float], per_sm: float, held: list[float],
-           control: float) -> tuple[str, ...]:
-    notes = []
-    if k * per_sm < 1.02 * drain:
-        notes.append(ISSUE_BOUND_NOTE)
-    if len(drains) == 1:
-        notes.append("splits of one volume disagree on the drain rate; the highest was taken")
-    if not held:
-        notes.append("no burst was blocked: the capacity is larger than any burst tried")
-    if control > 1.1:
-        notes.append(f"the local-store control is sensitive to the gap (x {control:.2f}): what "
-                     "is measured is not the remote path alone")
-    return tuple(notes)

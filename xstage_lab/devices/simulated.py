@@ -23,6 +23,7 @@ from xstage_lab.spec import BurstTrain, FusedGemm, MachineSpec, Workload
 _NEEDED = ("egress_bytes_per_s", "ingress_bytes_per_s", "per_sm_bytes_per_s", "issue_latency_s",
            "path_capacity_bytes", "per_sm_capacity_bytes", "credit_bytes", "credit_latency_s")
 N_BACKLOG_SAMPLES = 2000
+CHUNKS_OF_SHORT_RUNS = 2**16  # a few milliseconds of simulation
 
 
 class SimulatedDevice:
@@ -135,8 +136,8 @@ class SimulatedDevice:
         return np.maximum(compute, missed / self.machine.hbm_bytes_per_s)
 
     def _n_chunks(self, rows: Tasks, program: Program) -> NDArray[np.int64]:
-        """Chunks of each task: more for few producers, whose chunks average out less."""
-        fewest = max(self.chunks_per_tile, min(1024 // program.n_ctas, 256))
+        """Chunks of each task: more where tasks are few, so that short runs are smooth too."""
+        fewest = max(self.chunks_per_tile, min(CHUNKS_OF_SHORT_RUNS // rows.size, 256))
         limit = min(self.machine.link.per_sm_capacity_bytes,
                     self.machine.link.path_capacity_bytes / program.n_ctas,
                     self.machine.link.credit_bytes) / 8

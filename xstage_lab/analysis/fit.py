@@ -1,0 +1,171 @@
+"""The fit behind a calibration: t0, r_SM, R and Q(K) from samples, with intervals and checks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xstage_lab.analysis.calibration import Sample
+
+Floats = NDArray[np.float64]
+
+N_BOOTSTRAP = 400
+BLOCKED_RATIO = 1.15      # spans this much over the free one are past the knee
+OUTLIER_MADS = 6.0        # trains further off than this are left out
+SPLITS_RATIO, DRIFT_RATIO, CONTROL_RATIO, ISSUE_BOUND_RATIO = 1.03, 1.05, 1.1, 1.02
+FEWEST_PAST_KNEE = 3
+
+
+class Fit(NamedTuple):
+    """The law's parameters as fitted; `capacity_bytes` is inf where no burst was blocked."""
+
+    issue_latency_s: float
+    per_sm_bytes_per_s: float
+    drain_bytes_per_s: float
+    capacity_bytes: float
+    capacity_curve: tuple[tuple[int, float], ...]
+
+
+class _Arrays(NamedTuple):
+    """Samples of one experiment as arrays."""
+
+    k: Floats
+    size: Floats
+    value: Floats
+
+    def pick(self, index: NDArray[np.intp]) -> _Arrays:
+        return _Arrays(*(column[index] for column in self))
+
+
+def fit(samples: Sequence[Sample]) -> Fit:
+    """Fit all parameters to the samples of a calibration."""
+    zero_gap, plateau, isolated, fewer = (
+        _arrays(samples, name) for name in ("zero-gap", "plateau", "isolated", "fewer producers"))
+    latency, per_sm, drain, held = _parameters(zero_gap, plateau, isolated)
+    curve = []
+    for k in sorted(set(fewer.k)):
+        backlog = _backlogs(fewer.pick(np.flatnonzero(fewer.k == k)), latency, per_sm, drain)
+        if backlog.size:
+            curve.append((int(k), float(backlog.mean())))
+    return Fit(latency, per_sm, drain, held, tuple(curve))
+
+
+def intervals(samples: Sequence[Sample], coverage: float = 0.9) -> list[tuple[float, float]]:
+    """Bootstrap an interval for each of t0, r_SM, R and Q, whole trains being drawn.
+
+    Deviations are widened for the few degrees of freedom, n / (n - p) in variance and Student's
+    t for the normal quantile.
+    """
+    from scipy import stats
+
+    groups = [_arrays(samples, name) for name in ("zero-gap", "plateau", "isolated")]
+    groups[2] = _largest(groups[2])
+    best = np.array(_parameters(*groups))
+    rng = np.random.default_rng(0)
+    drawn = np.array([
+        _parameters(*(g.pick(rng.integers(0, g.k.size, g.k.size)) for g in groups))
+        for _ in range(N_BOOTSTRAP)])
+    sizes, fitted = (groups[1].k.size, groups[1].k.size, groups[0].k.size, groups[2].k.size), (
+        2, 2, 1, 1)
+    found = []
+    for i, (n, p) in enumerate(zip(sizes, fitted, strict=True)):
+        if not np.isfinite(best[i]):
+            found.append((float("inf"), float("inf")))
+            continue
+        freedom = max(n - p, 1)
+        wider = np.sqrt(n / freedom) * stats.t.ppf(0.5 + coverage / 2, freedom) / stats.norm.ppf(
+            0.5 + coverage / 2)
+        off = drawn[:, i][np.isfinite(drawn[:, i])] - best[i]
+        low, high = np.quantile(off, (0.5 - coverage / 2, 0.5 + coverage / 2)) * wider
+        found.append((float(max(best[i] + low, 0.0)), float(best[i] + high)))
+    return found
+
+
+def checks(samples: Sequence[Sample], found: Fit, vendor_bytes_per_s: float,
+           ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Say in words what to know of a calibration, and what voids it."""
+    notes, faults = [], []
+    zero_gap = _arrays(samples, "zero-gap")
+    rate = zero_gap.k * zero_gap.size / zero_gap.value
+    splits = [rate[(zero_gap.k == k) & (zero_gap.size == b)].mean()
+              for k, b in sorted(set(zip(zero_gap.k, zero_gap.size, strict=True)))]
+    k = float(zero_gap.k.max())
+    if k * found.per_sm_bytes_per_s < ISSUE_BOUND_RATIO * found.drain_bytes_per_s:
+        notes.append("zero-gap trains never filled the path: the producers limit, and the drain "
+                     "rate is at least what is given")
+    elif max(splits) > SPLITS_RATIO * min(splits):
+        faults.append(f"splits of one volume disagree on the drain rate by "
+                      f"{max(splits) / min(splits) - 1:.0%}: fewer producers may not fill the "
+                      "path, or it is not the path that limits")
+    same = (zero_gap.k == zero_gap.k[-1]) & (zero_gap.size == zero_gap.size[-1])
+    drift = rate[same][-1] / rate[same][0]
+    if max(drift, 1 / drift) > DRIFT_RATIO:
+        faults.append(f"the drain rate drifted by {drift - 1:+.0%} between the first repeat and "
+                      "the last: something else used the machine")
+    isolated = _arrays(samples, "isolated")
+    past = int(_past_knee(isolated, found.issue_latency_s, found.per_sm_bytes_per_s).sum())
+    if not np.isfinite(found.capacity_bytes):
+        notes.append("no burst was blocked: the capacity is larger than any burst tried")
+    elif past < FEWEST_PAST_KNEE:
+        faults.append(f"only {past} bursts lie past the knee: the capacity is a guess")
+    control = [s.value_s for s in samples if s.experiment == "control"]
+    if len(control) == 2 and control[0] > CONTROL_RATIO * control[1]:
+        faults.append(f"the local-store control is sensitive to the gap (x "
+                      f"{control[0] / control[1]:.2f}): what is measured is not the remote path "
+                      "alone")
+    if found.drain_bytes_per_s > vendor_bytes_per_s:  # never so where that is not known
+        faults.append(f"the drain rate of {found.drain_bytes_per_s / 1e9:.0f} GB/s is above the "
+                      f"{vendor_bytes_per_s / 1e9:.0f} GB/s the link is marketed with")
+    return tuple(notes), tuple(faults)
+
+
+def _arrays(samples: Sequence[Sample], experiment: str) -> _Arrays:
+    rows = [(s.n_producers, s.burst_bytes, s.value_s) for s in samples
+            if s.experiment == experiment]
+    return _Arrays(*np.array(rows, dtype=float).reshape(-1, 3).T)
+
+
+def _parameters(zero_gap: _Arrays, plateau: _Arrays,
+                isolated: _Arrays) -> tuple[float, float, float, float]:
+    drain = _center(zero_gap.k * zero_gap.size / zero_gap.value)
+    latency, per_sm = _line(plateau.size, plateau.value)
+    held = _backlogs(_largest(isolated), latency, per_sm, drain)
+    return latency, per_sm, drain, _center(held) if held.size else float("inf")
+
+
+def _largest(bursts: _Arrays) -> _Arrays:
+    """Bursts of at least half the largest size: by then the whole path is full."""
+    return bursts.pick(np.flatnonzero(bursts.size >= 0.49 * bursts.size.max()))
+
+
+def _backlogs(bursts: _Arrays, latency: float, per_sm: float, drain: float) -> Floats:
+    """Q as each burst past the knee gives it, V - R (span - t0) (bytes)."""
+    past = _past_knee(bursts, latency, per_sm)
+    return np.maximum((bursts.k * bursts.size - drain * (bursts.value - latency))[past], 0.0)
+
+
+def _past_knee(bursts: _Arrays, latency: float, per_sm: float) -> NDArray[np.bool_]:
+    return bursts.value > BLOCKED_RATIO * (latency + bursts.size / per_sm)
+
+
+def _center(values: Floats) -> float:
+    """Mean without outliers: trains are means already, and near normal but for disturbances."""
+    off = np.abs(values - np.median(values))
+    kept = off <= OUTLIER_MADS * 1.4826 * np.median(off)
+    return float(values[kept].mean()) if kept.any() else float(np.median(values))
+
+
+def _line(size: Floats, span: Floats) -> tuple[float, float]:
+    """Fit span = t0 + B / r, robust against outliers, t0 not negative; return (t0, r)."""
+    weight = 1 / span  # errors are relative
+    for _ in range(3):
+        slope, latency = np.polyfit(size, span, 1, w=weight) if np.ptp(size) else (0.0, 0.0)
+        if latency <= 1e-9 * span.max() or slope <= 0:
+            latency, slope = 0.0, float(np.average(span / size, weights=weight * span))
+        off = np.abs(span / (latency + slope * size) - 1)
+        kept = off <= OUTLIER_MADS * 1.4826 * np.median(off) + 1e-9
+        weight = np.where(kept, 1 / span, 1e-9 / span)
+    return float(latency), float(1 / slope)

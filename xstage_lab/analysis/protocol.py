@@ -1,0 +1,172 @@
+"""Four experiments with bursts that calibrate the law on any device.
+
+What is fitted comes from bursts alone. Nothing is refitted to a workload afterwards.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from xstage_lab.analysis.calibration import PARAMETERS, Calibration, Sample
+from xstage_lab.analysis.fit import checks, fit, intervals
+from xstage_lab.devices.base import Device
+from xstage_lab.errors import XStageError, require_number
+from xstage_lab.schedule import build
+from xstage_lab.spec import BurstTrain
+
+Progress = Callable[[float, str], None]
+Take = Callable[[Sample], None]
+T = TypeVar("T")
+
+N_ZERO_GAP_BURSTS = 40   # drift apart for half of them, then measure
+N_PLATEAU_BURSTS = 8
+MOST_DOUBLINGS = 20
+SETTLED_RATIO = 1.02      # a backlog that grows less per doubling has met the capacity
+EXPECTED_TRAINS = 62     # for the progress alone
+
+
+def calibrate(
+    device: Device,
+    *,
+    n_producers: int | None = None,
+    burst_bytes: int = 32 * 1024,
+    repeats: int = 3,
+    limit_s: float = 60.0,
+    progress: Progress | None = None,
+    take: Take | None = None,
+) -> Calibration:
+    """Measure t0, r_SM, R and Q on a device.
+
+    Zero-gap trains at several splits of one V into K and B give R. Isolated bursts of growing V
+    give Q from those past the knee, each as V - R (span - t0); the knee is looked for, then
+    sampled. Trains below the knee with gaps that outlast the backlog give t0 and r_SM from their
+    plateau. The same with local stores is the control.
+
+    Parameters
+    ----------
+    device : Device
+        Must have times and run any program.
+    n_producers : int, optional
+        K, the device's SM count if left out.
+    burst_bytes : int
+        B of the zero-gap trains; also where `issue_free_s` is quoted.
+    repeats : int
+        Runs of each train that is fitted to.
+    limit_s : float
+        No further repeats are begun after so long.
+    progress : callable, optional
+        Called with the share done and what is being measured.
+    take : callable, optional
+        Called with each sample as it arrives.
+
+    Raises
+    ------
+    XStageError
+        If the device cannot run bursts.
+    """
+    if not (device.capabilities.times and device.capabilities.any_program):
+        raise XStageError(f"the device {device.name} cannot be calibrated: it replays or has no "
+                          "times. Use the calibration stored with its records.")
+    k = device.machine.n_sms if n_producers is None else n_producers
+    require_number("n_producers", k, low=1, high=device.machine.n_sms, integer=True, unit="CTAs")
+    require_number("burst_bytes", burst_bytes, low=1024, high=2**30, integer=True, unit="B")
+    require_number("repeats", repeats, low=1, high=1000, integer=True)
+    protocol = _Protocol(device, int(k), repeats, limit_s, progress, take)
+    samples = protocol.run(int(burst_bytes))
+    found = fit(samples)
+    link = device.machine.link
+    notes, faults = checks(samples, found, link.vendor_bytes_per_s)
+    return Calibration(
+        name=f"{device.name} {device.machine.name}", device=device.name,
+        machine=device.machine.name, badge=device.badge,
+        issue_latency_s=found.issue_latency_s, per_sm_bytes_per_s=found.per_sm_bytes_per_s,
+        drain_bytes_per_s=found.drain_bytes_per_s, capacity_bytes=found.capacity_bytes,
+        n_producers=int(k), burst_bytes=int(burst_bytes),
+        intervals=dict(zip(PARAMETERS, intervals(samples), strict=True)),
+        capacity_curve=found.capacity_curve, notes=notes, faults=faults, samples=tuple(samples),
+        source=f"four burst experiments on {device.name} {device.machine.name}")
+
+
+class _Protocol:
+    """Runs the trains of a calibration in an order that adapts to what is found."""
+
+    def __init__(self, device: Device, n_producers: int, repeats: int, limit_s: float,
+                 progress: Progress | None, take: Take | None) -> None:
+        self.device, self.k, self.repeats = device, n_producers, repeats
+        self.progress, self.take = progress, take
+        self.ends = time.monotonic() + limit_s
+        self.samples: list[Sample] = []
+
+    def run(self, burst_bytes: int) -> list[Sample]:
+        k, half = self.k, max(self.k // 2, 1)
+        splits = ((k, burst_bytes), (k, 4 * burst_bytes), (half, 2 * burst_bytes * k // half // 2))
+        for k_split, b in self.repeated(splits):
+            self.train("zero-gap", k_split, b, 0.0, N_ZERO_GAP_BURSTS)
+        rates = [s.n_producers * s.burst_bytes / s.value_s for s in self.samples]
+        drain = float(np.median(rates))
+        largest, knee = self.find_knee(max(burst_bytes // 64, 64), drain)
+        for b in self.repeated([max(int(largest * share), 16) for share in (0.5, 0.7, 0.85, 1)]):
+            self.train("isolated", k, b, 0.0, 1)
+        gap = 3 * k * knee / drain
+        for b in self.repeated([max(int(knee * share), 16) for share in (0.1, 0.2, 0.3, 0.4)]):
+            self.train("plateau", k, b, gap, N_PLATEAU_BURSTS)
+        for wait in (0.0, gap):
+            self.train("control", k, max(int(knee), 16), wait, N_PLATEAU_BURSTS, "local")
+        for fewer in sorted({max(k // 2, 1), max(k // 4, 1), max(k // 8, 1)} - {k}, reverse=True):
+            for share in (2.5, 3.5):
+                self.train("fewer producers", fewer, int(share * knee * k / fewer), 0.0, 1)
+        self.train("zero-gap", k, burst_bytes, 0.0, N_ZERO_GAP_BURSTS)  # shows drift
+        return self.samples
+
+    def repeated(self, settings: Sequence[T]) -> Iterator[T]:
+        """Yield the settings once for each repeat the time limit allows."""
+        for repeat in range(self.repeats):
+            if repeat == 0 or time.monotonic() < self.ends:
+                yield from settings
+
+    def find_knee(self, b: int, drain: float) -> tuple[int, float]:
+        """Double an isolated burst until its backlog stops growing.
+
+        The backlog V - R span grows with V up to Q and then stays. Returns the last B, and B at
+        the knee, where the line through the first bursts meets the last backlog.
+        """
+        sizes: list[int] = []
+        backlog: list[float] = []
+        for _ in range(MOST_DOUBLINGS):
+            sizes.append(b)
+            backlog.append(self.k * b - drain * self.train("isolated", self.k, b, 0.0, 1))
+            if len(sizes) > 3 and 0 < backlog[-1] < SETTLED_RATIO * backlog[-2]:
+                break
+            b *= 2
+        growth = (backlog[1] - backlog[0]) / (sizes[1] - sizes[0])
+        if growth <= 0 or backlog[-1] <= backlog[0]:
+            return sizes[-1], float(sizes[len(sizes) // 2])  # never blocked
+        knee = sizes[0] + (backlog[-1] - backlog[0]) / growth
+        return sizes[-1], float(min(max(knee, sizes[0]), sizes[-1]))
+
+    def train(self, experiment: str, k: int, b: int, gap: float, n: int,
+              stores: str = "remote") -> float:
+        """Run one train and keep its sample."""
+        if self.progress is not None:
+            self.progress(min(len(self.samples) / EXPECTED_TRAINS, 0.99), experiment)
+        machine = self.device.machine
+        workload = BurstTrain(n_producers=k, burst_bytes=max(int(b), 1), gap_s=min(gap, 10.0),
+                              n_bursts=n, n_gpus=machine.full_rate_gpus)
+        record = self.device.measure(build(workload, machine, stores=stores),
+                                     seed=len(self.samples))
+        key = {"zero-gap": "period_s", "plateau": "issue_s", "control": "issue_s"}.get(
+            experiment, "accepted_s")
+        value = record.summary[key]
+        if not (math.isfinite(value) and value > 0):
+            raise XStageError(f"calibration: {experiment} trains of {k} x {b} bytes have no "
+                              f"{key}; the device must report it.")
+        sample = Sample(experiment, k, workload.burst_bytes, workload.gap_s, value)
+        self.samples.append(sample)
+        if self.take is not None:
+            self.take(sample)
+        return value
