@@ -15,10 +15,10 @@ from xstage_lab.lab import controls
 from xstage_lab.lab.burst_figures import ISOLATED, SATURATED, BurstPicture
 from xstage_lab.lab.controls import Controls, section
 from xstage_lab.lab.machine import (
-    PATH,
     calibration_of,
     chosen_machine,
     machine_controls,
+    path_fields,
     show_published,
 )
 from xstage_lab.lab.panel import Panel, Planned, Tab
@@ -66,7 +66,7 @@ class BurstGap(Panel):
         super().__init__(
             Controls(**made),
             [section("burst train"), *(made[name] for name in _TRAIN),
-             section("machine"), made["machine"], *(made[name] for name in PATH)],
+             section("machine"), made["machine"], path_fields(made)],
             {"Issue time": Tab(plots.IssueGap(), draw.issue_time),
              "Period": Tab(plots.PeriodGap(), draw.period),
              "Backlog": Tab(plots.Backlog(), draw.backlog),

@@ -1,4 +1,4 @@
-"""A small panel for the first question: am I blocked, and by how much?"""
+"""A small panel for the first question: whether the link blocks a kernel, and by how much."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from xstage_lab.units import text
 
 
 class Calculator(w.HBox):
-    """Your tile, your SMs, your link: does the Tensor Core wait for the stores?
+    """Your tile, your SMs, your link: whether the Tensor Core waits for the stores.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ class Calculator(w.HBox):
         try:
             self.answer.value = _answer(**self.controls.values())
         except XStageError as error:
-            self.answer.value = style.problem(f"Not possible: {error}")
+            self.answer.value = style.problem(str(error))
 
 
 def _answer(*, t_mma_s: float, tile_bytes: float, issue_free_s: float, issue_depth: int,
@@ -95,14 +95,17 @@ def _answer(*, t_mma_s: float, tile_bytes: float, issue_free_s: float, issue_dep
 def _blocked(period_s: float, pace_s: float, waves_after_first: float) -> list[str]:
     """Say how much the link holds up, for how long it does not, and what would free it."""
     n_free = math.floor(1 + waves_after_first) if waves_after_first >= 0 else 0
+    held = "Already the first tile of each SM is more than the path holds."
+    if n_free:
+        tiles = "tile" if n_free == 1 else f"{n_free} tiles"
+        held = (f"The path holds the excess of the first {tiles} of each SM: a run of storing "
+                "tiles no longer than that is not blocked.")
     return [
         f"Blocked by the link: a tile takes {text('_s', period_s)} where the SM alone would take "
         f"{text('_s', pace_s)}; {1 - pace_s / period_s:.0%} of the time is waiting.",
-        f"The path holds the excess of the first {n_free} tiles of each SM; a run of storing "
-        "tiles no longer than that is not blocked." if n_free else
-        "Already the first tile of each SM is more than the path holds.",
+        held,
         f"Free again with {1 - pace_s / period_s:.0%} fewer bytes per tile, or "
-        f"{period_s / pace_s - 1:.0%} more time between stores."]
+        f"{text('_s', period_s - pace_s)} more work for each."]
 
 
 def _keeps_up(pace_s: float, blocked_s: float, stall_s: float) -> list[str]:

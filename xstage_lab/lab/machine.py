@@ -44,6 +44,13 @@ def machine_controls(chosen: str) -> dict[str, w.Widget]:
     return {"machine": controls.choice("machine", "machine", chosen, names), **fields}
 
 
+def path_fields(widgets: dict[str, w.Widget]) -> w.Accordion:
+    """Return the fields of the store path, folded away."""
+    folded = w.Accordion([w.VBox([widgets[name] for name in PATH])], titles=["store path"])
+    folded.add_class("xstage-folded")
+    return folded
+
+
 def chosen_machine(values: dict[str, Any]) -> MachineSpec:
     """Return the machine with what was entered of its path; the rest as published or ASSUMED.
 

@@ -14,6 +14,10 @@ from typing import Any, NamedTuple
 
 import ipywidgets as w
 from bokeh.document import Document
+from bokeh.io import output_notebook
+from bokeh.models import Plot as BokehPlot
+from bokeh.resources import Resources
+from IPython.core.getipython import get_ipython
 from jupyter_bokeh import BokehModel
 
 from xstage_lab import experiment
@@ -34,6 +38,16 @@ _WAITING = "Measured points appear once the running cell has finished."
 _READY = "Measure runs these settings, Sweep a series of them."
 #: Per-tile times of old points are let go beyond this; their summaries stay.
 MOST_TILE_BYTES = 256 * 2**20
+FIGURE_HEIGHT = 400  # pixels, the same in all tabs so that nothing below them jumps
+
+
+class LiveFigure(BokehModel):
+    """A Bokeh figure that a page opened later also sees as it is now."""
+
+    def get_state(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the state to send to a page, with the figure's present data."""
+        self._trait_values["render_bundle"] = self._model_to_traits(self._model)
+        return super().get_state(*args, **kwargs)
 
 
 class Tab(NamedTuple):
@@ -75,20 +89,22 @@ class Panel(w.VBox):
         self._running, self._n_taken = False, 0
         self._stopping = threading.Event()
         self._redraw = Coalescer(self._draw)
-        self.figures = w.Tab([BokehModel(tab.plot.figure) for tab in tabs.values()],
-                             titles=list(tabs), layout=w.Layout(flex="1 1 0", min_width="0"))
+        self.figures = w.Tab(titles=list(tabs))
+        self.figures.add_class("xstage-tabs")
         self.figures.add_class("xstage-tabs")
         self.numbers, self.words = w.HTML(), w.HTML()
         self.strip = Strip(measure=self.measure, sweep=self.sweep, stop=self.stop,
                            export=self.export)
-        box = w.VBox(list(left), layout=w.Layout(flex="0 0 300px", padding="0 10px 0 0"))
-        top = w.HBox([box, self.figures], layout=w.Layout(width="100%"))
-        super().__init__([w.HTML(style.STYLE), top, self.strip, self.numbers, self.words],
+        right = w.VBox([self.figures, self.strip, self.numbers, self.words],
+                       layout=w.Layout(flex="1 1 0", min_width="0"))
+        box = w.VBox(list(left), layout=w.Layout(flex="0 0 330px", padding="0 12px 0 0"))
+        super().__init__([w.HTML(style.STYLE), w.HBox([box, right])],
                          layout=w.Layout(width="100%"))
         self.add_class("xstage-panel")
         controls.observe(self._redraw)
         self.figures.observe(self._redraw, names="selected_index")
         self._draw()
+        self._open_figures()
         self._greet()
 
     def picture(self, values: Values) -> Picture:
@@ -186,11 +202,21 @@ class Panel(w.VBox):
         self.words.value = style.words(picture.explanation())
         self.strip.badges.value = style.badge_line(picture.badges(records))
 
+    def _open_figures(self) -> None:
+        """Put the figures on the page, each with its picture in it."""
+        _load_bokehjs()
+        for tab in self.tabs.values():
+            if isinstance(tab.plot.figure, BokehPlot):
+                tab.plot.figure.height = FIGURE_HEIGHT
+            if self.shown is not None:
+                tab.draw(tab.plot, self.shown)
+        self.figures.children = [LiveFigure(tab.plot.figure) for tab in self.tabs.values()]
+
     def _show_stale(self, error: XStageError) -> None:
         for part in (self.figures, self.numbers):
             part.add_class("xstage-stale")
         kept = "" if self.shown is None else " The figures are of the last possible settings."
-        self.words.value = style.problem(f"Not possible: {error}{kept}")
+        self.words.value = style.problem(f"{error}{kept}")
 
     def _greet(self) -> None:
         try:
@@ -254,3 +280,9 @@ class Panel(w.VBox):
             self.strip.say(f"Stopped after {self._n_taken} runs; nothing is running.")
         else:
             self.strip.say(f"Done: {self._n_taken} runs.")
+
+
+def _load_bokehjs() -> None:
+    """Give the page BokehJS from this computer; nothing is fetched from the network."""
+    if getattr(get_ipython(), "kernel", None) is not None:
+        output_notebook(Resources(mode="inline", components=["bokeh"]), hide_banner=True)

@@ -57,28 +57,21 @@ class Picture:
         return self.points_at(self.values | fixed, *free)
 
     def table(self) -> str:
-        """Return the summary as an HTML table: predicted with its band, measured, error."""
-        rows, measured = [], "not measured yet"
+        """Return the summary as an HTML table: predicted, its band if there is one, measured."""
+        columns = {"": [_NAMES[key] for key in SUMMARY_KEYS],
+                   "PREDICTED": [text(key, self.prediction.summary[key]) for key in SUMMARY_KEYS]}
+        band = [self._band(key) for key in SUMMARY_KEYS]
+        if any(band):
+            columns["band"] = band
         if self.comparison is not None:
-            measured = str(self.comparison.provenance["measured"]["badge"])
-        for key in SUMMARY_KEYS:
-            row = [_NAMES[key], text(key, self.prediction.summary[key]), self._band(key)]
-            if self.comparison is None:
-                row += ["", ""]
-            else:
-                row += [text(key, self.comparison.measured[key]), self._error(key)]
-            rows.append(row)
-        return style.table(["", "PREDICTED", "band", measured, "error"], rows)
+            badge = str(self.comparison.provenance["measured"]["badge"])
+            columns[badge] = [text(key, self.comparison.measured[key]) for key in SUMMARY_KEYS]
+            columns["error"] = [_error(key, self.comparison) for key in SUMMARY_KEYS]
+        return style.table(list(columns), zip(*columns.values(), strict=True))
 
     def _band(self, key: str) -> str:
         low, high = self.prediction.low[key], self.prediction.high[key]
         return f"{text(key, low)} to {text(key, high)}" if high > low * 1.001 else ""
-
-    def _error(self, key: str) -> str:
-        error = math.nan if self.comparison is None else self.comparison.error_ratio[key]
-        if math.isnan(error):
-            return ""
-        return f"{100 * error:+.1f} points" if key == "stall_ratio" else f"{error:+.1%}"
 
     def explanation(self) -> list[str]:
         """Return what the law says, and how far off it was."""
@@ -88,9 +81,8 @@ class Picture:
     def badges(self, shown: Iterable[Record]) -> list[tuple[str, str]]:
         """Return badges and what each stands for: the law, what is ASSUMED, records shown."""
         found = [("PREDICTED", f"Burst-Gap law, {self.calibration.name}{self.compute_source()}")]
-        if assumed := sorted(self.calibration.assumed):
-            found.append(("ASSUMED", ", ".join(name.rsplit("_bytes", 1)[0].removesuffix("_s")
-                                               for name in assumed)))
+        if supposed := self.assumed():
+            found.append(("ASSUMED", ", ".join(supposed)))
         return found + list(dict.fromkeys(
             (str(r.provenance["badge"]), str(r.provenance["source"])) for r in shown))
 
@@ -99,5 +91,20 @@ class Picture:
         return ""
 
     def badge_text(self, shown: Iterable[Record]) -> str:
-        """Return the badges as one line of text for a figure."""
-        return "; ".join(f"{name}: {words}" for name, words in self.badges(shown))
+        """Return the badges as one short line for a figure."""
+        supposed = self.assumed()
+        names = f"{len(supposed)} parameters" if len(supposed) > 2 else ", ".join(supposed)
+        found = [f"PREDICTED from {self.calibration.name}"] + [f"ASSUMED: {names}"] * bool(supposed)
+        return "; ".join(found + list(dict.fromkeys(str(r.provenance["badge"]) for r in shown)))
+
+    def assumed(self) -> list[str]:
+        """Return the parameters that nobody measured, without their units."""
+        return sorted(name.rsplit("_bytes", 1)[0].removesuffix("_s")
+                      for name in self.calibration.assumed)
+
+
+def _error(key: str, comparison: Comparison) -> str:
+    error = comparison.error_ratio[key]
+    if math.isnan(error):
+        return ""
+    return f"{100 * error:+.1f} points" if key == "stall_ratio" else f"{error:+.1%}"

@@ -22,9 +22,9 @@ class Strip(w.VBox):
                  stop: Callable[[], None], export: Callable[[], None]) -> None:
         self.badges = w.HTML(layout=w.Layout(flex="1 1 auto", min_height="24px"))
         self.message = w.HTML(layout=w.Layout(min_height="40px"))
-        self.bar = w.FloatProgress(min=0.0, max=1.0, layout=w.Layout(width="130px"))
-        self.folder = w.Text("exports", layout=w.Layout(width="130px"),
-                             tooltip="folder that Export writes into")
+        self.bar = w.FloatProgress(min=0.0, max=1.0, layout=w.Layout(flex="1 1 40px", width="40px"))
+        self.folder = w.Text("exports", layout=w.Layout(width="84px"),
+                             tooltip="the folder that Export writes into")
         self._measure = _button("Measure", "play", measure, "primary",
                                 "run these settings on the device")
         self._sweep = _button("Sweep", "signal", sweep, "",
@@ -32,10 +32,10 @@ class Strip(w.VBox):
         self._stop = _button("Stop", "stop", stop, "warning", "end the running measurement")
         self._export = _button("Export", "download", export, "",
                                "write the visible figure, its data and its parameters to files")
-        row = w.Layout(align_items="center", flex_flow="row wrap")
+        row = w.Layout(align_items="center")
         super().__init__([
-            w.HBox([self._measure, self._sweep, self._stop, self.bar, w.Label("export to"),
-                    self.folder, self._export], layout=row),
+            w.HBox([self._measure, self._sweep, self._stop, self.bar, self._export, self.folder],
+                   layout=row),
             self.badges, self.message])
         self.set_running(False)
 
@@ -59,6 +59,6 @@ class Strip(w.VBox):
 
 def _button(words: str, icon: str, pressed: Callable[[], None], style: str, hint: str) -> w.Button:
     button = w.Button(description=words, icon=icon, button_style=style, tooltip=hint,
-                      layout=w.Layout(width="92px"))
+                      layout=w.Layout(width="94px"))
     button.on_click(lambda _: pressed())
     return button

@@ -32,7 +32,10 @@ STYLE = """<style>
 .xstage-message { color: var(--jp-ui-font-color2, #555); }
 .xstage-problem { color: var(--jp-error-color1, #b3261e); font-weight: 600; }
 .xstage-stale { opacity: .35; filter: grayscale(1); }
-.xstage-tabs > .lm-TabBar .lm-TabBar-tab { flex: 0 1 auto; min-width: 0; padding: 0 12px; }
+.xstage-folded .jupyter-widget-Collapse-header, .xstage-folded .jupyter-widget-Collapse-contents {
+  padding: 4px 0 4px 8px; }
+.xstage-tabs { --jp-widgets-horizontal-tab-width: auto; }
+.xstage-tabs > .widget-tab-contents { padding: 6px; min-height: 440px; }
 </style>"""
 
 
@@ -53,7 +56,8 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
                    for row in rows)
-    return f'<table class="xstage-table"><tr>{head}</tr>{body}</table>'
+    top = f"<tr>{head}</tr>" if any(header) else ""
+    return f'<table class="xstage-table">{top}{body}</table>'
 
 
 def words(sentences: Iterable[str]) -> str:

@@ -16,10 +16,10 @@ from xstage_lab.lab import controls
 from xstage_lab.lab import tune_figures as draw
 from xstage_lab.lab.controls import Controls, section
 from xstage_lab.lab.machine import (
-    PATH,
     calibration_of,
     chosen_machine,
     machine_controls,
+    path_fields,
     show_published,
 )
 from xstage_lab.lab.panel import Panel, Planned, Tab
@@ -81,8 +81,7 @@ class Tune(Panel):
             Controls(**made),
             [section("tile and staging"), *(made[name] for name in _TUNING),
              section("GEMM of each GPU"), self.shape, *(made[name] for name in _GEMM),
-             section("device"), made["device"], made["series"], made["machine"],
-             *(made[name] for name in PATH)],
+             section("device"), made["device"], made["series"], made["machine"], path_fields(made)],
             {"Times": Tab(plots.TotalTimes(), draw.times),
              "One SM": Tab(plots.Timeline(), draw.timeline),
              "Tile × depth": Tab(plots.TileMap(), draw.tile_map),
