@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.figures import Figure, print_figures
+from xstage_lab.errors import XStageError
 from xstage_lab.record import write_atomic
 
 SUBJECTS = (
@@ -42,7 +43,10 @@ def main() -> None:
         subject = importlib.import_module(f"bench.{name}")
         print(f"\n{name}: {(subject.__doc__ or '').splitlines()[0]}\n", flush=True)
         began = time.perf_counter()
-        found[name] = subject.measure()
+        try:
+            found[name] = subject.measure()
+        except XStageError as refusal:  # the other subjects' figures are not to be lost
+            found[name] = [Figure(what=name, value=math.nan, asked=math.nan, note=str(refusal))]
         print(f"\n  ({time.perf_counter() - began:.0f} s)", flush=True)
     print(f"\nAll figures, on {_machine()}\n")
     print_figures(figure for figures in found.values() for figure in figures)

@@ -8,7 +8,7 @@ from collections import Counter
 
 import numpy as np
 
-from bench.accuracy_calibration import draw_machine
+from bench.accuracy_calibration import Truth, draw_machine, truth
 from bench.figures import Figure, print_table
 from xstage_lab.analysis import Calibration, calibrate, predict
 from xstage_lab.devices.simulated import SimulatedDevice
@@ -27,9 +27,9 @@ def measure() -> list[Figure]:
     regimes: Counter[str] = Counter()
     for _ in range(N_MACHINES):
         device = SimulatedDevice(draw_machine(rng))
-        calibration = calibrate(device)
+        true, calibration = truth(device.machine), calibrate(device)
         for _ in range(N_EACH):
-            train = _draw_train(rng, calibration)
+            train = _draw_train(rng, device.machine.n_sms, true)
             regimes[predict(train, device.machine, calibration).regime] += 1
             lockstep.append(_lockstep_error(train, device, calibration))
             free = dataclasses.replace(train, sync="free")
@@ -50,13 +50,13 @@ def measure() -> list[Figure]:
     ]
 
 
-def _draw_train(rng: np.random.Generator, calibration: Calibration) -> BurstTrain:
+def _draw_train(rng: np.random.Generator, n_producers: int, true: Truth) -> BurstTrain:
     """Draw V from 0.1 to 5 Q, N from 1 to 100 and a gap up to 3 V/R."""
-    volume = calibration.capacity_bytes * math.exp(rng.uniform(math.log(0.1), math.log(5)))
+    volume = true.capacity_bytes * math.exp(rng.uniform(math.log(0.1), math.log(5)))
     return BurstTrain(
-        n_producers=calibration.n_producers,
-        burst_bytes=max(round(volume / calibration.n_producers), 1),
-        gap_s=rng.uniform(0, 3) * volume / calibration.drain_bytes_per_s,
+        n_producers=n_producers,
+        burst_bytes=round(volume / n_producers),
+        gap_s=rng.uniform(0, 3) * volume / true.drain_bytes_per_s,
         n_bursts=int(rng.integers(1, 101)),
         sync="lockstep")
 

@@ -76,15 +76,18 @@ def truth(machine: MachineSpec) -> Truth:
     """R, Q and T_iss0 that follow from the mechanisms.
 
     Where the destination is slower than the link, its buffer is full as well: what it holds,
-    less what is on its way back as credits, adds to Q.
+    less what is on its way back as credits, adds to Q. Where credits limit, a window of them
+    leaves at the link's rate and then waits for its return: on average half of its lead adds.
     """
     link, k = machine.link, machine.n_sms
     rates = {"egress": link.egress_bytes_per_s, "ingress": link.ingress_bytes_per_s,
              "credits": link.credit_bytes / link.credit_latency_s}
     limit = min(rates, key=rates.__getitem__)
     held = min(k * link.per_sm_capacity_bytes, link.path_capacity_bytes)
-    if limit != "egress":
+    if limit == "ingress":
         held += max(link.credit_bytes - rates[limit] * link.credit_latency_s, 0.0)
+    elif limit == "credits":
+        held += 0.5 * link.credit_bytes * (1 - rates[limit] / link.egress_bytes_per_s)
     return Truth(limit, rates[limit], held,
                  link.issue_latency_s + BURST_BYTES / link.per_sm_bytes_per_s)
 
