@@ -301,31 +301,36 @@ struct WaitLimit {
                                 // thread, step, value seen, value wanted
 };
 
+// Why a wait must end, or 0.
+WRAPPER unsigned gives_up(const WaitLimit& limit, long long start) {
+    if (ld_relaxed_gpu(limit.report) != 0) return 3;  // somebody else has given up
+    if (ld_relaxed_sys(limit.abort) != 0) return 2;
+    return clock_cycles() - start < limit.budget_cycles ? 0 : 1;
+}
+
 // Waits until *counter, read by `Load` (its scope and order are the wait's), has reached `wanted`;
 // counters may wrap. `what` and `step` name the wait in the report. Returns whether it came so
 // far: on false the kernel must end without further waits.
 template <unsigned (*Load)(const unsigned*)>
 WRAPPER bool wait_at_least(const unsigned* counter, unsigned wanted, const WaitLimit& limit,
                            unsigned what, unsigned step) {
-    unsigned seen = Load(counter);
-    if (static_cast<int>(seen - wanted) >= 0) return true;
     const long long start = clock_cycles();
     for (unsigned n_polls = 1;; ++n_polls) {
-        __nanosleep(20);
-        seen = Load(counter);
+        // Rarely: the abort flag is a slow read over PCIe.
+        const unsigned reason = n_polls % 64 == 0 ? gives_up(limit, start) : 0;
+        const unsigned seen = Load(counter);
         if (static_cast<int>(seen - wanted) >= 0) return true;
-        if (n_polls % 64 != 0) continue;  // the abort flag is a slow read over PCIe
-        if (ld_relaxed_gpu(limit.report) != 0) return false;
-        const bool aborted = ld_relaxed_sys(limit.abort) != 0;
-        if (!aborted && clock_cycles() - start < limit.budget_cycles) continue;
-        if (cas_relaxed_gpu(limit.report, 0, aborted ? 2 : 1) == 0) {
-            limit.report[1] = what;
-            limit.report[2] = blockIdx.x;
-            limit.report[3] = threadIdx.x;
-            limit.report[4] = step;
-            limit.report[5] = seen;
-            limit.report[6] = wanted;
+        if (reason != 0) {
+            if (cas_relaxed_gpu(limit.report, 0, reason) == 0) {
+                limit.report[1] = what;
+                limit.report[2] = blockIdx.x;
+                limit.report[3] = threadIdx.x;
+                limit.report[4] = step;
+                limit.report[5] = seen;
+                limit.report[6] = wanted;
+            }
+            return false;
         }
-        return false;
+        __nanosleep(20);
     }
 }
