@@ -40,6 +40,8 @@ PARTS = (
     part("catalog", "numpy"),
     part("schedule", "numpy"),
     part("record", "numpy"),
+    part("database"),
+    part("runlog"),
     part("law", "numpy"),
     part("kernels", "numpy", "cupy cuda"),
     part("reference", "numpy", "torch"),
