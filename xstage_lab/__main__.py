@@ -79,7 +79,8 @@ def _add_machine(parser: argparse.ArgumentParser) -> None:
                        help="a named machine, or a file of your own: FILE.csv or FILE.csv:NAME")
     group.add_argument("--link", help="a named link instead of the machine's own")
     group.add_argument("--device", default="simulated",
-                       help="simulated, or recorded:FOLDER to replay records (default simulated)")
+                       help="simulated (default), sockets (live, on this computer), or "
+                            "recorded:FOLDER to replay records")
     group.add_argument("--calibration", help="a calibration file instead of calibrating")
     group.add_argument("--seed", type=_number, default=0)
     group.add_argument("--out", help="file or folder to write to")

@@ -21,7 +21,7 @@ from xstage_lab.spec import BurstTrain, FusedGemm, MachineSpec, Tuning, Workload
 from xstage_lab.units import text
 
 Result = tuple[dict[str, Any], list[str]]
-DEVICES = ("simulated", "recorded")
+DEVICES = ("simulated", "sockets", "recorded")
 
 
 def predict(options: argparse.Namespace) -> Result:
@@ -132,6 +132,8 @@ def predict_and_measure(
 
 def machine_of(options: argparse.Namespace) -> MachineSpec:
     """Build the machine with its link, supplied parameters and assumptions."""
+    if options.device == "sockets":
+        return _sockets_machine(options)
     machine = catalog.machine(options.machine)
     if options.link:
         machine = catalog.with_link(machine, catalog.link(options.link))
@@ -139,6 +141,20 @@ def machine_of(options: argparse.Namespace) -> MachineSpec:
         machine, drain_bytes_per_s=options.drain_bytes_per_s,
         capacity_bytes=options.capacity_bytes, per_sm_bytes_per_s=options.per_sm_bytes_per_s,
         issue_latency_s=options.issue_latency_s))
+
+
+def _sockets_machine(options: argparse.Namespace) -> MachineSpec:
+    """Build the machine of this computer's sockets: what the options set is made so, live."""
+    from xstage_lab.devices.sockets import this_computer
+    for name in set(analysis.PARAMETERS) - {"drain_bytes_per_s"}:
+        if getattr(options, name) is not None and not options.calibration:
+            raise XStageError(f"{name} cannot be set on sockets, it is what calibrating finds; "
+                              "leave it out, or override a stored --calibration.")
+    asked = {"n_producers": options.producers, "drain_bytes_per_s": options.drain_bytes_per_s}
+    gpus = getattr(options, "gpus", None)
+    if isinstance(gpus, int) and gpus > 1:
+        asked["n_destinations"] = gpus - 1
+    return this_computer(**{name: value for name, value in asked.items() if value is not None})
 
 
 def device_of(options: argparse.Namespace, machine: MachineSpec) -> Device:
@@ -151,6 +167,9 @@ def device_of(options: argparse.Namespace, machine: MachineSpec) -> Device:
             raise XStageError("device recorded needs the folder of its records: "
                               "--device recorded:FOLDER.")
         return RecordedDevice(path, machine=machine)
+    if name == "sockets":
+        from xstage_lab.devices.sockets import SocketsDevice
+        return SocketsDevice(machine)
     from xstage_lab.devices.simulated import SimulatedDevice
     return SimulatedDevice(machine)
 
@@ -171,6 +190,8 @@ def stored_calibration(
 def supplied(options: argparse.Namespace, cal: analysis.Calibration) -> analysis.Calibration:
     """Override a calibration by the parameters on the command line."""
     given = {name: getattr(options, name) for name in analysis.PARAMETERS}
+    if options.device == "sockets":
+        del given["drain_bytes_per_s"]  # there it is the pace that was measured at
     given = {name: value for name, value in given.items() if value is not None}
     return cal.override(**given) if given else cal
 

@@ -1,0 +1,360 @@
+"""The sockets device: live backpressure on any computer, in the operating system's own buffers.
+
+K producer processes send bursts, each over a stream-socket pair of its own to every destination;
+one receiver process per destination reads from all of them in turn at a chosen pace. A store is
+*accepted* when `send` returns and has *arrived* when the receiver has read it, so that the socket
+buffers are the X-Stage of this machine. Local stores, the control, go to a receiver without pace.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import platform
+import threading
+import weakref
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xstage_lab.devices.base import Capabilities
+from xstage_lab.devices.sockets_processes import CHUNK_BYTES, Delivery, Job, Receipt, Work, now_ns
+from xstage_lab.devices.sockets_team import Team
+from xstage_lab.errors import (
+    DeviceUnavailable,
+    Infeasible,
+    InvalidValue,
+    UnknownFact,
+    require_number,
+)
+from xstage_lab.record import TILE, Record, Tiles, provenance, summarize
+from xstage_lab.schedule import Program, Tasks
+from xstage_lab.spec import BurstTrain, FusedGemm, LinkSpec, MachineSpec
+
+MAX_PRODUCERS, MAX_DESTINATIONS = 16, 4
+#: Pace that can be kept: from many sends a second to what one process moves with ease.
+MIN_BYTES_PER_S, MAX_BYTES_PER_S = 1e6, 1e9
+#: Unpaced, the sockets must carry this much more than the pace, or the pace is not what limits.
+CONTROL_MARGIN = 1.5
+#: A run may take this long, and as much longer as the second says, before it is given up.
+MAX_RUN_S, GRACE_S = 60.0, 5.0
+N_BACKLOG_SAMPLES = 2000
+_PROBE_BYTES = 2 * 2**20
+
+
+def this_computer(
+    n_producers: int = 2,
+    n_destinations: int = 1,
+    drain_bytes_per_s: float = 50e6,
+    buffer_bytes: int = 64 * 1024,
+    flop_per_s: float = 400e9,
+) -> MachineSpec:
+    """Describe this computer as a machine of sockets.
+
+    Parameters
+    ----------
+    n_producers : int
+        Producer processes, the "SMs" of GPU 0.
+    n_destinations : int
+        Paced receivers, the GPUs that GPU 0 stores to; each has its share of the rate to itself,
+        as in a full mesh.
+    drain_bytes_per_s : float
+        Pace of all receivers together.
+    buffer_bytes : int
+        Asked of the operating system for each socket pair.
+    flop_per_s : float
+        Rate of all producers together at which the compute time of a GEMM tile is timed; nothing
+        is multiplied.
+
+    Returns
+    -------
+    MachineSpec
+        Its issue rate, its latency and its capacity are not known; calibrate the device.
+
+    Raises
+    ------
+    InvalidValue
+        If a value is out of its range.
+    """
+    require_number("n_producers", n_producers, low=1, high=MAX_PRODUCERS, integer=True,
+                   unit="processes", remedy="Each producer is a process of this computer.")
+    require_number("n_destinations", n_destinations, low=1, high=MAX_DESTINATIONS, integer=True,
+                   unit="processes", remedy="Each destination is a process of this computer.")
+    require_number("drain_bytes_per_s", drain_bytes_per_s, low=MIN_BYTES_PER_S,
+                   high=MAX_BYTES_PER_S, unit="B/s", remedy="A receiver process keeps this pace.")
+    require_number("buffer_bytes", buffer_bytes, low=CHUNK_BYTES, high=2**24, unit="B",
+                   integer=True)
+    require_number("flop_per_s", flop_per_s, low=0.0, open_low=True, unit="FLOP/s")
+    rate = float(drain_bytes_per_s)
+    link = LinkSpec(
+        name="stream sockets", topology="full mesh", egress_bytes_per_s=rate,
+        ingress_bytes_per_s=rate, credit_bytes=float(buffer_bytes),
+        source="the pace and the buffers asked for")
+    return MachineSpec(
+        name=f"sockets-this-computer-{n_producers}-to-{n_destinations}-at-{rate / 1e6:g}-MB/s",
+        n_sms=int(n_producers), max_gpus=int(n_destinations) + 1, link=link,
+        bf16_flop_per_s=flop_per_s, fp8_flop_per_s=flop_per_s,
+        assumed=frozenset({"bf16_flop_per_s", "fp8_flop_per_s"}),
+        source="processes of this computer; compute time is timed, not computed")
+
+
+class SocketsDevice:
+    """Producers, sockets and paced receivers on this computer; its times are LIVE.
+
+    GPU 0 of a program is run; the others would do the same on links of their own. Gaps and the
+    compute time of tiles keep the core busy where producers and receivers have a core each, else
+    they are timed sleeps: spinning producers would steal the receiver's core.
+
+    How the buffers add up to Q: a pair's buffer is charged to its sender (on Linux; SO_RCVBUF is
+    set too and counts elsewhere), with the system's bookkeeping: n bytes asked for become 2 n,
+    which hold some 0.9 of that in chunks of 8 KiB. Each destination's receiver holds one more
+    chunk. A producer fills one pair per destination, so a train of K producers has
+    Q = 2 * 0.9 * K n + D chunks, and a program that spreads each producer over D destinations up
+    to D times that. Only calibration says what it is.
+
+    Parameters
+    ----------
+    machine : MachineSpec, optional
+        From `this_computer`, the default one if left out.
+
+    Raises
+    ------
+    DeviceUnavailable
+        If this system has no such sockets.
+    InvalidValue, UnknownFact
+        If `machine` cannot be processes of a computer.
+    """
+
+    name = "sockets"
+    badge = "LIVE"
+    capabilities = Capabilities(times=True, per_tile=True, any_program=True)
+
+    def __init__(self, machine: MachineSpec | None = None) -> None:
+        if os.name != "posix":
+            raise DeviceUnavailable("the sockets device needs Unix stream sockets, which this "
+                                    "system lacks; use the simulated device.")
+        self.machine = machine or this_computer()
+        link = self.machine.link
+        for field in ("egress_bytes_per_s", "credit_bytes"):
+            if not math.isfinite(getattr(link, field)):
+                raise UnknownFact(field, self.machine.name,
+                                  "take devices.sockets.this_computer(...).")
+        this_computer(self.machine.n_sms, self.machine.max_gpus - 1, link.egress_bytes_per_s,
+                      int(link.credit_bytes))  # the same ranges
+        self._team: Team | None = None
+        self._end: Callable[[], object] = lambda: None  # once there is a team, ends it
+        self._control_bytes_per_s = math.nan
+        self._measuring = threading.Lock()
+
+    def measure(self, program: Program, seed: int | None = None) -> Record:
+        """Run GPU 0 of `program` once; `seed` changes nothing, nothing here is drawn.
+
+        Raises
+        ------
+        Infeasible, InvalidValue
+            If this device cannot run it, or the computer cannot keep the pace.
+        WorkerFailed
+            If a process ended in the middle; the next measurement starts new ones.
+        """
+        self._check(program)
+        with self._measuring:
+            team = self._running()
+            jobs, deliveries = self._split(program)
+            works, receipts = team.run(jobs, deliveries)
+        tiles, start_ns = _tiles(program, works, receipts)
+        return Record(
+            summary=summarize(tiles, dataclasses.replace(program, tasks=program.tasks[:1])),
+            tiles=tiles,
+            backlog=_backlog(works, receipts, start_ns),
+            parameters=program.parameters(),
+            provenance=self._provenance(program, tiles, receipts, team, seed))
+
+    @property
+    def pids(self) -> list[int]:
+        """Ids of the processes that run: producers, paced receivers, receiver of local stores."""
+        return [] if self._team is None else self._team.pids
+
+    def close(self) -> None:
+        """End the processes now; a later measurement starts new ones."""
+        self._end()
+
+    def _check(self, program: Program) -> None:
+        """Refuse what is not a run of GPU 0 alone on these processes, in bounded time."""
+        workload, machine = program.workload, self.machine
+        require_number("n_ctas", program.n_ctas, low=1, high=machine.n_sms, integer=True,
+                       unit="producers", remedy=f"{machine.name} has {machine.n_sms}.")
+        require_number("n_gpus", program.n_gpus, low=1, high=machine.max_gpus, integer=True,
+                       remedy=f"{machine.name} has {machine.max_gpus - 1} destinations.")
+        if not isinstance(workload, BurstTrain | FusedGemm):
+            raise Infeasible(f"the sockets device does not run {type(workload).__name__}, only "
+                             "burst trains and fused GEMMs; use the simulated device.")
+        if isinstance(workload, FusedGemm) and (
+                workload.destinations not in ("round-robin", "row-owner")):
+            raise Infeasible(f"destinations {workload.destinations!r} make GPUs differ, and the "
+                             "sockets device runs GPU 0 alone; use round-robin or row-owner, or "
+                             "the simulated device.")
+        least_s = self._least_s(program)
+        if least_s > MAX_RUN_S:
+            raise Infeasible(f"this run takes at least {least_s:.0f} s on {machine.name}; allowed: "
+                             f"up to {MAX_RUN_S:.0f} s. Take fewer or smaller bursts or tiles, or "
+                             "a higher drain_bytes_per_s.")
+
+    def _least_s(self, program: Program) -> float:
+        """What the run takes at least: the work of a producer, or the bytes of a destination."""
+        tasks = program.tasks[0]
+        to = np.bincount(tasks["owner"], tasks["store_bytes"], minlength=program.n_gpus)
+        work = self._work_s(program).sum() / program.n_ctas
+        return max(float(work), float(to[1:].max(initial=0.0)) / self._pace_bytes_per_s)
+
+    def _work_s(self, program: Program) -> NDArray[np.float64]:
+        """Time of each task of GPU 0 before its stores: its gap, or its FLOPs at the set rate."""
+        tasks = program.tasks[0]
+        if isinstance(program.workload, BurstTrain):
+            return tasks["gap_s"].astype(np.float64)
+        rate = self.machine.flop_per_s(program.workload.dtype) / self.machine.n_sms
+        return np.asarray(tasks["flop"] / rate)
+
+    @property
+    def _pace_bytes_per_s(self) -> float:
+        """Pace of one receiver."""
+        return self.machine.link.egress_bytes_per_s / (self.machine.max_gpus - 1)
+
+    @property
+    def _spins(self) -> bool:
+        """Whether producers and receivers have a core each, so that work may keep one busy."""
+        return self.machine.n_sms + self.machine.max_gpus - 1 <= _n_cpus()
+
+    def _running(self) -> Team:
+        """Return the processes, starting them where they do not run."""
+        if self._team is None or not self._team.alive:
+            self._end()
+            machine = self.machine
+            self._team = team = Team(machine.n_sms, machine.max_gpus - 1,
+                                     int(machine.link.credit_bytes))
+            self._end = weakref.finalize(self, team.end)  # also when Python exits
+            self._control_bytes_per_s = max(_unpaced_rate(team) for _ in range(3))
+        most = self._control_bytes_per_s / CONTROL_MARGIN
+        if self.machine.link.egress_bytes_per_s > most:
+            raise InvalidValue(
+                "drain_bytes_per_s", self.machine.link.egress_bytes_per_s, f"up to {most:,.3g}",
+                "B/s", f"Without pace this computer moves {self._control_bytes_per_s:,.3g} B/s "
+                f"now, and the pace must be {CONTROL_MARGIN:g} times slower to be what limits.")
+        return self._team
+
+    def _split(self, program: Program) -> tuple[list[Job], list[Delivery]]:
+        """Deal GPU 0's tasks to the producers, and tell the receivers what will come."""
+        tasks, k = program.tasks[0], program.n_ctas
+        work_ns = np.rint(self._work_s(program) * 1e9).astype(np.int64)
+        n_lanes = self.machine.max_gpus
+        lane = (tasks["owner"].astype(np.int64) - 1) % n_lanes  # GPU 0 itself comes last
+        deadline_ns = now_ns() + int((GRACE_S + 4.0 * self._least_s(program)) * 1e9)
+        in_step = isinstance(program.workload, BurstTrain) and program.workload.sync == "lockstep"
+        jobs = [
+            Job(work_ns=_ints(work_ns[p::k]), n_bytes=_ints(tasks["store_bytes"][p::k]),
+                lane=_ints(lane[p::k]), depth=program.issue_depth,
+                n_in_step=k if in_step else 0, spin=self._spins, deadline_ns=deadline_ns)
+            for p in range(k)]
+        deliveries = [
+            Delivery(ends=tuple(_ends(tasks[p::k], lane[p::k] == to) for p in range(k)),
+                     ns_per_byte=1e9 / self._pace_bytes_per_s if to < n_lanes - 1 else 0.0,
+                     deadline_ns=deadline_ns)
+            for to in range(n_lanes)]
+        return jobs, deliveries
+
+    def _provenance(self, program: Program, tiles: Tiles, receipts: list[Receipt], team: Team,
+                    seed: int | None) -> dict[str, Any]:
+        work = (tiles["mma_end_s"] - tiles["mma_start_s"])[program.n_ctas:]
+        asked = self._work_s(program)[program.n_ctas:]
+        return provenance(
+            self.badge, self.name,
+            f"stream sockets, {platform.system()} {platform.release()}, {_n_cpus()} CPUs",
+            machine=self.machine.name, seed=seed, n_cpus=_n_cpus(),
+            load_average=os.getloadavg()[0], n_gpus_run=1, chunk_bytes=CHUNK_BYTES,
+            **team.buffers, scheduling=team.scheduling,
+            gap="busy" if self._spins else "sleep",
+            gap_asked_s=float(asked.mean()) if asked.size else math.nan,
+            gap_achieved_s=float(work.mean()) if work.size else math.nan,
+            drain_asked_bytes_per_s=self.machine.link.egress_bytes_per_s,
+            drain_achieved_bytes_per_s=sum(map(_pace_kept, receipts[:-1])),
+            control_bytes_per_s=self._control_bytes_per_s)
+
+
+def _n_cpus() -> int:
+    """CPUs this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _ints(values: NDArray[np.int64]) -> array[int]:
+    return array("q", np.ascontiguousarray(values, np.int64).tobytes())
+
+
+def _ends(tasks: Tasks, chosen: NDArray[np.bool_]) -> array[int]:
+    """Byte counts at which the chosen bursts of a producer end."""
+    sizes = tasks["store_bytes"][chosen]
+    return _ints(np.cumsum(sizes[sizes > 0]))
+
+
+def _unpaced_rate(team: Team) -> float:
+    """What all producers get through to the receiver of local stores (B/s)."""
+    k, local = team.n_producers, team.n_lanes - 1
+    deadline_ns = now_ns() + 5_000_000_000
+    one, none = array("q", [_PROBE_BYTES]), array("q")
+    job = Job(work_ns=array("q", [0]), n_bytes=one, lane=array("q", [local]), depth=1,
+              n_in_step=0, spin=False, deadline_ns=deadline_ns)
+    deliveries = [Delivery(ends=(one if to == local else none,) * k, ns_per_byte=0.0,
+                           deadline_ns=deadline_ns) for to in range(team.n_lanes)]
+    works, receipts = team.run([job] * k, deliveries)
+    began_ns = min(work.issue_start_ns[0] for work in works)
+    return k * _PROBE_BYTES / ((receipts[local].chunk_ns[-1] - began_ns) * 1e-9)
+
+
+def _pace_kept(receipt: Receipt) -> float:
+    """Bytes a receiver read per second of having something to read."""
+    return sum(receipt.chunk_bytes) / (receipt.busy_ns * 1e-9) if receipt.busy_ns else 0.0
+
+
+def _tiles(program: Program, works: list[Work], receipts: list[Receipt]) -> tuple[Tiles, int]:
+    """Per-tile times of GPU 0 in seconds, and the first start anywhere as a stamp (ns)."""
+    tasks, k = program.tasks[0], program.n_ctas
+    tiles = np.zeros(tasks.size, TILE)
+    tiles["row"] = np.arange(tasks.size)
+    tiles["sm"] = tiles["row"] % k
+    tiles["store_bytes"] = tasks["store_bytes"]
+    start_ns = min(work.work_start_ns[0] for work in works if work.work_start_ns)
+
+    def seconds(stamps_ns: array[int]) -> NDArray[np.float64]:
+        return np.asarray((np.asarray(stamps_ns, np.int64) - start_ns) * 1e-9)
+
+    for p, work in enumerate(works):
+        own = tiles[p::k]  # a view
+        for name, stamps_ns in zip(("mma_start_s", "mma_end_s", "issue_start_s", "issue_end_s"),
+                                   work, strict=False):
+            own[name] = seconds(stamps_ns)
+        own["arrived_s"] = own["issue_end_s"]
+        for to, receipt in enumerate(receipts):
+            here = (tasks["owner"][p::k] == (to + 1) % len(receipts)) & (own["store_bytes"] > 0)
+            own["arrived_s"][here] = seconds(receipt.arrived_ns[p])
+        depth = program.issue_depth  # the slot of the tile `depth` before must be free again
+        waited = own["issue_end_s"][:-depth] - own["mma_end_s"][depth - 1:-1]
+        own["slot_wait_s"][depth:] = np.maximum(waited, 0.0)
+    return tiles, start_ns
+
+
+def _backlog(works: list[Work], receipts: list[Receipt], start_ns: int) -> NDArray[np.float64]:
+    """Bytes accepted and not yet arrived at any of the GPUs' receivers, over time."""
+    events = [(work.chunk_ns, work.chunk_bytes, 1) for work in works]
+    events += [(receipt.chunk_ns, receipt.chunk_bytes, -1) for receipt in receipts[:-1]]
+    time_s = np.concatenate([(np.asarray(stamps, np.int64) - start_ns) * 1e-9
+                             for stamps, _, _ in events])
+    change = np.concatenate([sign * np.asarray(n, np.float64) for _, n, sign in events])
+    order = np.argsort(time_s, kind="stable")
+    # A receiver may have read a chunk before its producer has read the clock.
+    held = np.maximum(np.cumsum(change[order]), 0.0)
+    every = max(1, -(-order.size // N_BACKLOG_SAMPLES))
+    return np.column_stack(([0.0, 0.0], [time_s[order][::every], held[::every]]))
