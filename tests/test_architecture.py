@@ -47,6 +47,7 @@ PARTS = (
     part("reference", "numpy", "torch"),
     part("devices", "numpy numba", "cupy"),
     part("worker"),
+    part("parallel"),
     part("experiment", "numpy"),
     part("analysis", "numpy scipy"),
     part("plots", "numpy bokeh"),
@@ -60,7 +61,7 @@ PARTS = (
 RANK = {p.name: rank for rank, p in enumerate(PARTS)}
 
 # A simulator that calls the law proves nothing by agreeing with it.
-MEASURING, PREDICTING = {"devices", "worker", "experiment"}, {"law", "analysis"}
+MEASURING, PREDICTING = {"devices", "worker", "parallel", "experiment"}, {"law", "analysis"}
 HEAVY = ("bokeh", "cupy", "ipywidgets", "jupyter_bokeh", "numba", "scipy", "torch")
 
 MAX_MODULE_LINES = 400

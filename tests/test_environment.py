@@ -23,9 +23,10 @@ PYPI_ONLY_PREFIX = "nvidia-cuda-"
 
 
 def pypi_ranges(pyproject: dict[str, Any]) -> dict[str, SpecifierSet]:
-    """What the package and its `gpu` extra ask for, by the names conda uses."""
+    """What the package and its extras `gpu` and `dask` ask for, by the names conda uses."""
     project = pyproject["project"]
-    lines = [*project["dependencies"], *project["optional-dependencies"]["gpu"]]
+    extras = project["optional-dependencies"]
+    lines = [*project["dependencies"], *extras["gpu"], *extras["dask"]]
     parsed = [Requirement(line) for line in lines]
     return {
         canonicalize_name(CONDA_NAME.get(r.name, r.name)): r.specifier

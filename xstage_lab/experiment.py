@@ -1,15 +1,19 @@
-"""Run tile programs on a device, one point after another, here or behind a running event loop."""
+"""Run tile programs on a device: one point after another, or many at once on an executor."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Executor
 from typing import TypeVar
 
 from xstage_lab.devices.base import Device
 from xstage_lab.errors import WorkerFailed, XStageError, require_number
+from xstage_lab.parallel import Job, measure, spread
 from xstage_lab.record import Record
+from xstage_lab.runlog import RunLog
 from xstage_lab.schedule import Program
 
 Point = TypeVar("Point")
@@ -24,6 +28,8 @@ def run(
     seed: int = 0,
     progress: Callable[[float, str], None] | None = None,
     stop: Callable[[], bool] | None = None,
+    log: RunLog | None = None,
+    executor: Executor | None = None,
 ) -> Iterator[Record]:
     """Measure every program `repeats` times and yield each record as soon as it is there.
 
@@ -43,6 +49,13 @@ def run(
         Called with the share done, 0 to 1, and a few words.
     stop : callable, optional
         Asked between points; once it says true, no further point is measured.
+    log : RunLog, optional
+        Every point goes into it as soon as it is measured.
+    executor : concurrent.futures.Executor, optional
+        Measure many points at once on its workers, for instance those of
+        `parallel.local_processes` or of a Dask cluster (``client.get_executor(pure=False)``).
+        They disturb each other's times where they share a computer: meant for devices with
+        simulated times.
 
     Yields
     ------
@@ -52,39 +65,61 @@ def run(
     Raises
     ------
     XStageError
-        If a count is out of range, or whatever the device raises.
+        If a count is out of range, or whatever the device or the log raises; what was measured
+        is yielded before.
     """
     require_number("repeats", repeats, low=1, high=1_000_000, integer=True)
     require_number("warm_up", warm_up, low=0, high=1_000_000, integer=True)
     require_number("seed", seed, low=0, integer=True)
-    return _points(device, programs, repeats, warm_up, seed, progress or (lambda *_: None),
-                   stop or (lambda: False))
+    jobs = [Job(program, seed + i * repeats + repeat, 0 if repeat else warm_up)
+            for i, program in enumerate(programs) for repeat in range(repeats)]
+    stop = stop or (lambda: False)
+    found = _one_by_one(device, jobs, stop) if executor is None else spread(
+        executor, device, jobs, stop)
+    return _in_order(found, len(jobs), progress or (lambda *_: None), log)
 
 
-def _points(
-    device: Device,
-    programs: Sequence[Program],
-    repeats: int,
-    warm_up: int,
-    seed: int,
-    progress: Callable[[float, str], None],
-    stop: Callable[[], bool],
-) -> Iterator[Record]:
-    n_points, done = repeats * len(programs), 0
-    for program in programs:
-        for repeat in range(-warm_up, repeats):
-            if stop():
+def _one_by_one(
+    device: Device, jobs: Iterable[Job], stop: Callable[[], bool]
+) -> Generator[dict[int, Record], None, None]:
+    """Measure points in this process, or in the one of a `worker.Worker`."""
+    for i, job in enumerate(jobs):
+        try:
+            record = measure(device, job, stop)
+        except WorkerFailed:
+            if stop():  # ended because it was told to
                 return
+            raise
+        if record is None:
+            return
+        yield {i: record}
+
+
+def _in_order(
+    found: Generator[dict[int, Record], None, None],
+    n_points: int,
+    progress: Callable[[float, str], None],
+    log: RunLog | None,
+) -> Iterator[Record]:
+    """Log points as they come, and yield them in order up to the first that is missing."""
+    early: dict[int, Record] = {}
+    n_found = n_yielded = 0
+    with contextlib.closing(found):
+        for points in found:
+            unlogged: XStageError | None = None
             try:
-                record = device.measure(program, seed=seed + done)
-            except WorkerFailed:
-                if stop():  # ended because it was told to
-                    return
-                raise
-            if repeat >= 0:
-                done += 1
-                progress(done / n_points, f"{done} of {n_points} points")
-                yield record
+                if log is not None:
+                    log.add(points.values())
+            except XStageError as error:  # what was measured is shown all the same
+                unlogged = error
+            early |= points
+            n_found += len(points)
+            progress(n_found / n_points, f"{n_found} of {n_points} points")
+            while n_yielded in early:
+                yield early.pop(n_yielded)
+                n_yielded += 1
+            if unlogged is not None:
+                raise unlogged
 
 
 def deliver(

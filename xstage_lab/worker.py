@@ -157,8 +157,8 @@ class Worker:
                 raise WorkerFailed(
                     f"the measuring process ended before its work did ({_how(code)}). Measure "
                     "again: a new one starts by itself.") from None
-        if isinstance(answer, _Failure):
-            raise answer.error()
+        if isinstance(answer, XStageError):
+            raise answer
         return answer
 
     def _running(self) -> tuple[Any, Connection]:
@@ -169,7 +169,7 @@ class Worker:
             self._pipe, child = spawn.Pipe()
             self._process = spawn.Process(target=_serve, args=(child, self._limit_s),
                                           name="xstage-worker", daemon=True)
-            with _without_main():
+            with without_main():
                 self._process.start()
             child.close()  # only the worker holds its end, so that its death is seen at once
         return self._process, self._pipe
@@ -184,8 +184,8 @@ class Worker:
 
 
 @contextlib.contextmanager
-def _without_main() -> Iterator[None]:
-    """Keep the child from running the caller's script again; it needs nothing of it."""
+def without_main() -> Iterator[None]:
+    """Keep a child started in here from running the caller's script again."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
@@ -202,20 +202,6 @@ def _how(exit_code: int | None) -> str:
         with contextlib.suppress(ValueError):
             return f"killed by {signal.Signals(-exit_code).name}"
     return f"exit status {exit_code}"
-
-
-class _Failure(NamedTuple):
-    """An error in the pipe; exceptions whose arguments are fields do not unpickle themselves."""
-
-    kind: type[XStageError]
-    args: tuple[object, ...]
-    fields: dict[str, object]
-
-    def error(self) -> XStageError:
-        """Return the error as it was raised."""
-        error = self.kind.__new__(self.kind, *self.args)
-        error.__dict__.update(self.fields)
-        return error
 
 
 def _serve(pipe: Connection, limit_s: float) -> None:
@@ -237,12 +223,12 @@ def _serve(pipe: Connection, limit_s: float) -> None:
                 device, made_from = pickle.loads(make_device)(), make_device  # noqa: S301
             pipe.send(_answer(device, program, seed))
         except XStageError as error:
-            pipe.send(_Failure(type(error), error.args, vars(error)))
+            pipe.send(error)
         except Exception as error:  # a defect of the device; told in words, and the worker lives
             last = traceback.extract_tb(error.__traceback__)[-1]
             text = (f"the device failed unexpectedly ({type(error).__name__}: {error}; "
                     f"{Path(last.filename).name}, line {last.lineno}). Please report it.")
-            pipe.send(_Failure(WorkerFailed, (text,), {}))
+            pipe.send(WorkerFailed(text))
         faulthandler.cancel_dump_traceback_later()
 
 
