@@ -23,6 +23,7 @@ SUBJECTS = (
     "accuracy_calibration",
     "accuracy_bursts",
     "accuracy_gemm",
+    "accuracy_sockets",
     "slider",
 )
 

@@ -43,7 +43,6 @@ CONTROL_MARGIN = 1.5
 #: A run may take this long, and as much longer as the second says, before it is given up.
 MAX_RUN_S, GRACE_S = 60.0, 5.0
 N_BACKLOG_SAMPLES = 2000
-_PROBE_BYTES = 2 * 2**20
 
 
 def this_computer(
@@ -109,12 +108,15 @@ class SocketsDevice:
     compute time of tiles keep the core busy where producers and receivers have a core each, else
     they are timed sleeps: spinning producers would steal the receiver's core.
 
+    Where the system allows it, mostly to root alone, the processes run before all others and a
+    busy computer hardly disturbs them; `scheduling` in the provenance says which it was.
+
     How the buffers add up to Q: a pair's buffer is charged to its sender (on Linux; SO_RCVBUF is
-    set too and counts elsewhere), with the system's bookkeeping: n bytes asked for become 2 n,
-    which hold some 0.9 of that in chunks of 8 KiB. Each destination's receiver holds one more
-    chunk. A producer fills one pair per destination, so a train of K producers has
-    Q = 2 * 0.9 * K n + D chunks, and a program that spreads each producer over D destinations up
-    to D times that. Only calibration says what it is.
+    set too and counts elsewhere). Of n bytes asked for the system makes 2 n, bookkeeping
+    included: 64 KiB hold 15 chunks of 8 KiB. Each receiver has one more chunk in hand. A train of
+    K producers to D destinations fills K pairs, some 2 K n in all, less its bookkeeping, plus D
+    chunks; a program that spreads each producer over all destinations fills up to D times as
+    many pairs. Which it is, only calibration says.
 
     Parameters
     ----------
@@ -179,8 +181,9 @@ class SocketsDevice:
         return [] if self._team is None else self._team.pids
 
     def close(self) -> None:
-        """End the processes now; a later measurement starts new ones."""
-        self._end()
+        """End the processes; a later measurement starts new ones."""
+        with self._measuring:
+            self._end()
 
     def _check(self, program: Program) -> None:
         """Refuse what is not a run of GPU 0 alone on these processes, in bounded time."""
@@ -208,7 +211,8 @@ class SocketsDevice:
         tasks = program.tasks[0]
         to = np.bincount(tasks["owner"], tasks["store_bytes"], minlength=program.n_gpus)
         work = self._work_s(program).sum() / program.n_ctas
-        return max(float(work), float(to[1:].max(initial=0.0)) / self._pace_bytes_per_s)
+        return max(float(work), float(to[1:].max(initial=0.0)) / self._pace_bytes_per_s,
+                   float(to[0]) / MAX_BYTES_PER_S)
 
     def _work_s(self, program: Program) -> NDArray[np.float64]:
         """Time of each task of GPU 0 before its stores: its gap, or its FLOPs at the set rate."""
@@ -236,9 +240,10 @@ class SocketsDevice:
             self._team = team = Team(machine.n_sms, machine.max_gpus - 1,
                                      int(machine.link.credit_bytes))
             self._end = weakref.finalize(self, team.end)  # also when Python exits
-            self._control_bytes_per_s = max(_unpaced_rate(team) for _ in range(3))
+            self._control_bytes_per_s = max(team.unpaced_rate() for _ in range(3))
         most = self._control_bytes_per_s / CONTROL_MARGIN
         if self.machine.link.egress_bytes_per_s > most:
+            self._end()  # a later attempt finds out anew
             raise InvalidValue(
                 "drain_bytes_per_s", self.machine.link.egress_bytes_per_s, f"up to {most:,.3g}",
                 "B/s", f"Without pace this computer moves {self._control_bytes_per_s:,.3g} B/s "
@@ -298,20 +303,6 @@ def _ends(tasks: Tasks, chosen: NDArray[np.bool_]) -> array[int]:
     """Byte counts at which the chosen bursts of a producer end."""
     sizes = tasks["store_bytes"][chosen]
     return _ints(np.cumsum(sizes[sizes > 0]))
-
-
-def _unpaced_rate(team: Team) -> float:
-    """What all producers get through to the receiver of local stores (B/s)."""
-    k, local = team.n_producers, team.n_lanes - 1
-    deadline_ns = now_ns() + 5_000_000_000
-    one, none = array("q", [_PROBE_BYTES]), array("q")
-    job = Job(work_ns=array("q", [0]), n_bytes=one, lane=array("q", [local]), depth=1,
-              n_in_step=0, spin=False, deadline_ns=deadline_ns)
-    deliveries = [Delivery(ends=(one if to == local else none,) * k, ns_per_byte=0.0,
-                           deadline_ns=deadline_ns) for to in range(team.n_lanes)]
-    works, receipts = team.run([job] * k, deliveries)
-    began_ns = min(work.issue_start_ns[0] for work in works)
-    return k * _PROBE_BYTES / ((receipts[local].chunk_ns[-1] - began_ns) * 1e-9)
 
 
 def _pace_kept(receipt: Receipt) -> float:

@@ -93,7 +93,7 @@ class Work(NamedTuple):
 
 
 class Receipt(NamedTuple):
-    """Stamps of a receiver: arrivals per producer and burst, chunks, and how long it was busy."""
+    """Stamps of a receiver: arrivals per producer and burst, chunks if paced, its busy time."""
 
     arrived_ns: tuple[array[int], ...]
     chunk_ns: array[int]
@@ -229,8 +229,9 @@ class Receiver:
                 sleep_until(link_ns)
                 came = now_ns()
                 got[k] += n
-                receipt.chunk_ns.append(came)
-                receipt.chunk_bytes.append(n)
+                if delivery.ns_per_byte:
+                    receipt.chunk_ns.append(came)
+                    receipt.chunk_bytes.append(n)
                 arrived = receipt.arrived_ns[k]
                 while len(arrived) < len(ends[k]) and got[k] >= ends[k][len(arrived)]:
                     arrived.append(came)

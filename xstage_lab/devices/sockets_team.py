@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from array import array
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -27,6 +28,8 @@ from xstage_lab.errors import DeviceUnavailable, WorkerFailed
 START_LEAD_S = 0.004
 #: A process that does not answer this long after it was started, or after its deadline, hangs.
 PATIENCE_S = 15.0
+#: Burst of each producer when the unpaced rate is measured.
+PROBE_BYTES = 2 * 2**20
 #: Run by the child: nothing but this package's own folder is added to the standard library.
 _ENTRY = ("import sys; sys.path.append(sys.argv[1]); "
           "from xstage_lab.devices.sockets_processes import main; main(sys.argv[2:])")
@@ -123,6 +126,20 @@ class Team:
             self.end()
             raise
         return answers[:len(jobs)], answers[len(jobs):]
+
+    def unpaced_rate(self) -> float:
+        """Bytes per second that all producers get through to the receiver of local stores."""
+        deadline_ns = now_ns() + int(PATIENCE_S * 1e9)
+        one, none = array("q", [PROBE_BYTES]), array("q")
+        job = Job(work_ns=array("q", [0]), n_bytes=one, lane=array("q", [self.n_lanes - 1]),
+                  depth=1, n_in_step=0, spin=False, deadline_ns=deadline_ns)
+        deliveries = [Delivery(ends=(burst,) * self.n_producers, ns_per_byte=0.0,
+                               deadline_ns=deadline_ns)
+                      for burst in [none] * (self.n_lanes - 1) + [one]]
+        works, receipts = self.run([job] * self.n_producers, deliveries)
+        began_ns = min(work.issue_start_ns[0] for work in works)
+        took_s = (max(arrived[0] for arrived in receipts[-1].arrived_ns) - began_ns) * 1e-9
+        return self.n_producers * PROBE_BYTES / took_s
 
     @property
     def alive(self) -> bool:
