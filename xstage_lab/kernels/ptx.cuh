@@ -177,6 +177,14 @@ WRAPPER unsigned smid() {
     return sm;
 }
 
+// threadIdx.x, read anew at every call: values made from it need not be kept in registers.
+WRAPPER unsigned tid() {
+    unsigned thread;
+    GPU(asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));)
+    HOST(thread = threadIdx.x;)
+    return thread;
+}
+
 // Waits until `n_threads` threads of the CTA (a multiple of 32) are at barrier `id`, 1 to 15.
 // Orders their memory accesses. Barrier 0 is __syncthreads.
 WRAPPER void barrier_sync(unsigned id, unsigned n_threads) {
@@ -288,6 +296,26 @@ WRAPPER unsigned cvt_rn_bf16x2(float high, float low) {
     GPU(asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));)
     HOST(packed = host::to_bf16(high) << 16 | host::to_bf16(low);)
     return packed;
+}
+
+// ---- Registers (sm_90a, sm_100a; elsewhere nothing happens) ------------------------------------
+// The 128 threads of warps 4 i to 4 i + 3 execute these together: from now on each has N registers,
+// a multiple of 8. `inc` waits until others have given up as many.
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || defined(__CUDA_ARCH_FEAT_SM100_ALL)
+#define SETMAXNREG(how) asm volatile("setmaxnreg." how ".sync.aligned.u32 %0;" ::"n"(N))
+#else
+#define SETMAXNREG(how)
+#endif
+
+template <int N>
+WRAPPER void setmaxnreg_inc() {
+    SETMAXNREG("inc");
+}
+
+template <int N>
+WRAPPER void setmaxnreg_dec() {
+    SETMAXNREG("dec");
 }
 
 // ---- Waiting ----------------------------------------------------------------------------------
