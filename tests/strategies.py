@@ -32,7 +32,7 @@ def machine_of(n_sms: int = 16, max_gpus: int = 8, *, topology: str = "switch",
         "issue_latency_s": 0.0,
         "path_capacity_bytes": float(MIB),
         "per_sm_capacity_bytes": math.inf,
-        "credit_bytes": math.inf,
+        "credit_bytes": 1e12,
         "credit_latency_s": 0.0,
     } | link
     return MachineSpec(name="test machine", n_sms=n_sms, max_gpus=max_gpus,
