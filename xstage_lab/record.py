@@ -184,6 +184,8 @@ def write_atomic(path: str | Path, content: bytes) -> None:
 def to_plain(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return `values` fit for JSON: NumPy scalars become plain, NaN and infinity become null."""
     def plain(value: Any) -> Any:
+        if value is None or type(value) in (str, int, bool):  # most values, thousands a second
+            return value
         if isinstance(value, Mapping):
             return to_plain(value)
         if isinstance(value, np.ndarray):

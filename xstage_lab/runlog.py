@@ -292,8 +292,9 @@ def _whole(field: str, value: int) -> int:
 
 def _row(record: Record) -> tuple[Any, ...]:
     """Return the columns of a run but its id."""
-    origin, now = record.provenance, datetime.now(UTC).isoformat(timespec="seconds")
-    named = (str(origin.get("date", now)), str(origin.get("device", "")),
+    origin = record.provenance
+    date = origin.get("date") or datetime.now(UTC).isoformat(timespec="seconds")
+    named = (str(date), str(origin.get("device", "")),
              str(origin.get("badge", "")), str(origin.get("machine", "")),
              str(record.parameters.get("workload", "")))
     summary = to_plain({key: record.summary.get(key) for key in SUMMARY_KEYS})
