@@ -113,7 +113,7 @@ def test_the_backlog_is_what_the_buffers_hold(device):
     """A burst larger than the buffers fills them, and never holds more than they do."""
     record = _run(device, BurstTrain(n_producers=K, burst_bytes=2**19, gap_s=0.0, n_bursts=1))
     buffers = K * record.provenance["send_buffer_bytes"]
-    assert 0.5 * buffers < record.backlog[1].max() <= buffers + (K + 1) * CHUNK_BYTES
+    assert 0.25 * buffers < record.backlog[1].max() <= buffers + (K + 1) * CHUNK_BYTES
 
 
 def test_a_gap_is_at_least_as_long_as_asked(device):
