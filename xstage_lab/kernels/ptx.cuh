@@ -63,7 +63,7 @@ WRAPPER unsigned ld_relaxed_sys(const unsigned* p) {
 
 WRAPPER void st_release_sys(unsigned* p, unsigned value) {
     GPU(asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(value) : "memory");)
-    HOST(host::store(p, value, std::memory_order_release);)
+    HOST(host::store_release(p, value);)
 }
 
 WRAPPER void red_release_cta(unsigned* p, unsigned n) {
@@ -83,17 +83,17 @@ WRAPPER void red_release_sys(unsigned* p, unsigned n) {
 
 WRAPPER void red_relaxed_cta(unsigned* p, unsigned n) {
     GPU(asm volatile("red.relaxed.cta.add.u32 [%0], %1;" ::"l"(p), "r"(n) : "memory");)
-    HOST(host::add(p, n, std::memory_order_relaxed);)
+    HOST(host::add(p, n, host::relaxed());)
 }
 
 WRAPPER void red_relaxed_gpu(unsigned* p, unsigned n) {
     GPU(asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(n) : "memory");)
-    HOST(host::add(p, n, std::memory_order_relaxed);)
+    HOST(host::add(p, n, host::relaxed());)
 }
 
 WRAPPER void red_relaxed_sys(unsigned* p, unsigned n) {
     GPU(asm volatile("red.relaxed.sys.global.add.u32 [%0], %1;" ::"l"(p), "r"(n) : "memory");)
-    HOST(host::add(p, n, std::memory_order_relaxed);)
+    HOST(host::add(p, n, host::relaxed());)
 }
 
 // Returns what was there before: `expected` if the exchange took place.

@@ -5,6 +5,7 @@ What was built once is kept on disk, by digest of everything that went into it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -21,9 +22,9 @@ from xstage_lab.kernels.source import Source, cache_folder
 
 THREADS = "XSTAGE_THREADS"  # environment: a thread for each CUDA thread, under ThreadSanitizer
 _SHIM = Path(__file__).resolve().parent
-_FLAGS = ("-std=c++20", "-shared", "-fPIC", "-pthread", "-g1", "-Wall", "-Wextra",
-          "-Wno-unknown-pragmas", "-U_FORTIFY_SOURCE")
-_MODES = {False: ("-O2",), True: ("-O1", f"-D{THREADS}", "-fsanitize=thread")}
+_FLAGS = ("-std=c++20", "-fPIC", "-pthread", "-g1", "-Wall", "-Wextra", "-Wno-unknown-pragmas",
+          "-U_FORTIFY_SOURCE")
+_FIBER_FLAGS, _THREAD_FLAGS = ("-O2",), ("-O1", f"-D{THREADS}", "-fsanitize=thread")
 _KERNEL = re.compile(r'extern\s+"C"\s+__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)')
 _LINE = re.compile(r'#line (\d+) "([\w.]+)"')
 _N_MESSAGE_LINES = 40
@@ -51,12 +52,10 @@ def compile_kernel(source: Source | str) -> HostKernel:
     """
     if isinstance(source, str):
         source = _as_source(source)
-    flags = [*_FLAGS, *_MODES[bool(os.environ.get(THREADS))], *source.options]
-    built_from = [source.digest, _shim_digest(), gxx(), _gxx_version(), *flags]
-    digest = hashlib.sha256("\n".join(built_from).encode()).hexdigest()
-    library = cache_folder() / f"{source.name}-host-{digest[:32]}.so"
+    flags = [*_FLAGS, *(_THREAD_FLAGS if os.environ.get(THREADS) else _FIBER_FLAGS)]
+    library = _kept(f"{source.name}-host", ".so", source.digest, *flags)
     if not library.exists():
-        _build(source, flags, library)
+        _build_kernel(source, flags, library)
     return HostKernel(source.name, library)
 
 
@@ -83,15 +82,22 @@ def run_gxx(*arguments: str, cwd: str | None = None) -> subprocess.CompletedProc
                           env=environment, check=False)
 
 
+def _kept(name: str, suffix: str, *built_from: str) -> Path:
+    """Return where something built from this and the shim is kept."""
+    content = "\n".join([*built_from, _shim_digest(), *_compiler()])
+    digest = hashlib.sha256(content.encode()).hexdigest()
+    return cache_folder() / f"{name}-{digest[:32]}{suffix}"
+
+
 @functools.cache
-def _gxx_version() -> str:
-    return run_gxx("-dumpfullversion").stdout.strip()
+def _compiler() -> tuple[str, str]:
+    return gxx(), run_gxx("-dumpfullversion").stdout.strip()
 
 
 @functools.cache
 def _shim_digest() -> str:
-    texts = [path.read_bytes() for path in (*sorted(_SHIM.glob("*.hpp")), _SHIM.parent / "ptx.cuh")]
-    return hashlib.sha256(b"\0".join(texts)).hexdigest()
+    files = [*sorted(_SHIM.glob("*.[ch]pp")), _SHIM.parent / "ptx.cuh"]
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()
 
 
 def _as_source(text: str) -> Source:
@@ -102,22 +108,42 @@ def _as_source(text: str) -> Source:
     return Source(name=names[0], text=f'#line 1 "{names[0]}.cu"\n{text}', defines={})
 
 
-def _build(source: Source, flags: list[str], library: Path) -> None:
-    library.parent.mkdir(parents=True, exist_ok=True)
+def _build_kernel(source: Source, flags: list[str], library: Path) -> None:
+    """Build a kernel's shared library."""
+    runtime = _runtime(flags)
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         for name, text in _original_files(source).items():  # for g++ to quote from
             Path(folder, name).write_text(text, encoding="utf-8")
         unit, built = Path(folder, "host_build.cpp"), Path(folder, "kernel.so")
         unit.write_text(f'#include "shim.hpp"\n{source.text}\n#include "kernel.hpp"\n'
                         f"HOST_KERNEL({source.name})\n", encoding="utf-8")
-        done = run_gxx(*flags, f"-I{_SHIM}", f"-I{_SHIM.parent}", f"-ffile-prefix-map={folder}/=",
-                       unit.name, "-o", built.name, cwd=folder)
-        if done.returncode:
-            lines = done.stderr.splitlines()
-            cut = ["..."] if len(lines) > _N_MESSAGE_LINES else []
-            raise CompileFailed("\n".join([f"{source.name}.cu does not compile for the host:",
-                                           *lines[:_N_MESSAGE_LINES], *cut]))
+        _compile(f"{source.name}.cu", [*flags, "-shared", *source.options, f"-I{_SHIM}",
+                                       f"-I{_SHIM.parent}", f"-ffile-prefix-map={folder}/=",
+                                       unit.name, *runtime, "-o", built.name], folder)
         built.replace(library)
+
+
+def _runtime(flags: list[str]) -> list[str]:
+    """Return the objects that every kernel is linked with, built once."""
+    kept = _kept("runtime-host", "", *flags)
+    sources = sorted(_SHIM.glob("*.cpp"))
+    if not kept.exists():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=kept.parent) as folder:
+            _compile("the shim", [*flags, "-c", *map(str, sources)], folder)
+            with contextlib.suppress(OSError):  # somebody else was faster
+                Path(folder).rename(kept)
+            Path(folder).mkdir(exist_ok=True)
+    return [str(kept / f"{source.stem}.o") for source in sources]
+
+
+def _compile(what: str, arguments: list[str], folder: str) -> None:
+    done = run_gxx(*arguments, cwd=folder)
+    if done.returncode:
+        lines = done.stderr.splitlines()
+        cut = ["..."] if len(lines) > _N_MESSAGE_LINES else []
+        raise CompileFailed("\n".join([f"{what} does not compile for the host:",
+                                       *lines[:_N_MESSAGE_LINES], *cut]))
 
 
 def _original_files(source: Source) -> dict[str, str]:

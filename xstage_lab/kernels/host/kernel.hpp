@@ -1,7 +1,7 @@
 // What launch.py calls in a kernel's shared library. build.py puts it last, with
 // HOST_KERNEL(name) for the one kernel.
 #pragma once
-#include <tuple>
+#include <exception>
 #include <type_traits>
 
 #include "shim.hpp"
@@ -36,46 +36,31 @@ void call(void (*kernel)(Parameters...), void* const* arguments) {
     }(std::index_sequence_for<Parameters...>{});
 }
 
-inline std::mutex one_at_a_time, current_launch;
+}  // namespace host
 
-// Runs one launch; writes what went wrong to `message` and returns whether nothing did.
-template <class Kernel>
-bool run_launch(Launch& settings, Kernel kernel, char* message, std::size_t n_message) {
-    const std::lock_guard alone(one_at_a_time);
-    const auto announce = [](Launch* which) {
-        const std::lock_guard lock(current_launch);
-        launch = which;
-    };
-    announce(&settings);
+#define HOST_KERNEL(name)                                                                         \
+    void host::run_kernel(const Thread& thread) {                                                 \
+        call(name, launch->arguments[thread.gpu]);                                                \
+    }                                                                                             \
+    extern "C" const char* host_signature() {                                                     \
+        static const std::string text = host::signature(name);                                    \
+        return text.c_str();                                                                      \
+    }
+
+// Returns whether all went well, and if not writes to `message` what did not.
+extern "C" bool host_launch(const host::Settings* settings, void* const* const* arguments,
+                            char* message, std::size_t n_message) {
+    host::Launch launch(*settings, arguments);
+    host::launch = &launch;
+    host::interrupted = false;
     std::string failure;
     try {
-        failure = run_grids(kernel);
+        failure = host::run_launch();
     } catch (const std::exception& error) {
         failure = error.what();
     }
-    announce(nullptr);
     message[failure.copy(message, n_message - 1)] = '\0';
     return failure.empty();
 }
 
-inline void interrupt() {
-    const std::lock_guard lock(current_launch);
-    if (launch != nullptr) stop_all("interrupted");
-}
-
-}  // namespace host
-
-#define HOST_KERNEL(name)                                                                        \
-    extern "C" const char* host_signature() {                                                    \
-        static const std::string text = host::signature(name);                                   \
-        return text.c_str();                                                                     \
-    }                                                                                            \
-    /* arguments[gpu][i] points to parameter i. Returns whether all went well. */                \
-    extern "C" bool host_launch(const host::Settings* settings,                                  \
-                                void* const* const* arguments,                                   \
-                                char* message, std::size_t n_message) {                          \
-        host::Launch launch(*settings);                                                          \
-        return host::run_launch(launch, [&](unsigned gpu) { host::call(name, arguments[gpu]); }, \
-                                message, n_message);                                             \
-    }                                                                                            \
-    extern "C" void host_stop() { host::interrupt(); }
+extern "C" void host_interrupt() { host::interrupted = true; }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -44,6 +45,7 @@ class HostKernel:
         self._library = ctypes.CDLL(str(library))
         self._library.host_signature.restype = ctypes.c_char_p
         self._library.host_launch.restype = ctypes.c_bool
+        self._alone = threading.Lock()
         self.parameters = tuple(self._library.host_signature().decode().split())
 
     def launch(
@@ -94,8 +96,9 @@ class HostKernel:
         of_all = (ctypes.c_void_p * len(of_gpu))(*map(ctypes.addressof, of_gpu))
         message = ctypes.create_string_buffer(_N_MESSAGE_BYTES)
         settings = _Settings(len(arguments), n_ctas, n_threads, shared_bytes, seed, timeout_s)
-        good = self._interruptible(lambda: self._library.host_launch(
-            ctypes.byref(settings), of_all, message, ctypes.c_size_t(len(message))))
+        with self._alone:
+            good = self._interruptible(lambda: self._library.host_launch(
+                ctypes.byref(settings), of_all, message, ctypes.c_size_t(len(message))))
         if not good:
             said = message.value.decode(errors="replace")
             raise KernelFailed(f"{self.name}: {_name_addresses(said, arguments)}")
@@ -107,7 +110,7 @@ class HostKernel:
             try:
                 return running.result()
             except KeyboardInterrupt:
-                self._library.host_stop()
+                self._library.host_interrupt()
                 raise
 
     def _pack(self, arguments: Sequence[Any]) -> list[NDArray[Any]]:

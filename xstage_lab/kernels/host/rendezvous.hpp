@@ -17,7 +17,7 @@ class Rendezvous {
 
     // Waits for the others. `last` is done by the last to come, before anybody goes on.
     template <class Last> void meet(const char* what, Place place, Last last) {
-        std::unique_lock lock(gate_);
+        Gate::Held held(gate_);
         if (n_arrived_ != 0 && std::string_view(what) != what_)
             fail(std::string("comes to ") + what + " while others wait in " + what_);
         what_ = what;
@@ -28,7 +28,7 @@ class Rendezvous {
         }
         current->waits_in = what;
         current->place = place;
-        gate_.wait(generation_, lock);
+        gate_.wait(generation_, held);
         current->waits_in = nullptr;
     }
     void meet(const char* what, Place place) { meet(what, place, [] {}); }
@@ -41,16 +41,18 @@ class Rendezvous {
 
     // A thread that has ended is waited for no more, except in what needs every lane.
     void leave(std::string_view opens) {
-        std::unique_lock lock(gate_);
+        [[maybe_unused]] const Gate::Held held(gate_);
         --n_expected_;
         if (n_arrived_ == 0 || n_arrived_ != n_expected_) return;
         if (opens != what_) fail(std::string("ends while its warp waits in ") + what_);
         open();
     }
 
+    unsigned n_expected() const { return n_expected_; }
+
   private:
     void expect(unsigned n) {
-        std::unique_lock lock(gate_);
+        [[maybe_unused]] const Gate::Held held(gate_);
         if (n_arrived_ != 0 && n != n_expected_)
             fail("comes to a barrier of " + std::to_string(n) + " threads, where others wait for " +
                  std::to_string(n_expected_));

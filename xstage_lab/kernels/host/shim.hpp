@@ -52,21 +52,21 @@ inline void __syncwarp(unsigned mask = ~0u, host::Place place = host::Place::cur
 }
 
 inline void __nanosleep(unsigned, host::Place place = host::Place::current()) {
-    host::pause(place);
+    host::pause("__nanosleep", place);
 }
 
 inline void __threadfence() { host::fence(); }
 inline void __threadfence_system() { host::fence(); }
 
-// Atomic functions order nothing, as in CUDA.
+// Atomic functions are relaxed, as in CUDA.
 template <class T> T atomicAdd(T* p, T n) {
-    return std::atomic_ref<T>(*p).fetch_add(n, std::memory_order_relaxed);
+    return std::atomic_ref<T>(*p).fetch_add(n, host::relaxed());
 }
 template <class T> T atomicExch(T* p, T value) {
-    return std::atomic_ref<T>(*p).exchange(value, std::memory_order_relaxed);
+    return std::atomic_ref<T>(*p).exchange(value, host::relaxed());
 }
 template <class T> T atomicCAS(T* p, T expected, T desired) {
-    std::atomic_ref<T>(*p).compare_exchange_strong(expected, desired, std::memory_order_relaxed);
+    std::atomic_ref<T>(*p).compare_exchange_strong(expected, desired, host::relaxed());
     return expected;
 }
 template <class T> T atomicMax(T* p, T value) { return host::update(p, value, max<T>); }

@@ -1,8 +1,12 @@
 // A CUDA thread and the launch it belongs to; what goes wrong in one ends the other.
+//
+// The headers declare, and include little: each kernel's build reads them again. What does not
+// depend on the kernel is built once, from the .cpp files.
 #pragma once
 #include <atomic>
 #include <cstddef>
-#include <mutex>
+#include <ctime>
+#include <deque>
 #include <source_location>
 #include <string>
 #include <utility>
@@ -54,40 +58,49 @@ struct Settings {
 };
 
 struct Launch : Settings {
-    explicit Launch(const Settings& settings)
-        : Settings(settings), grid{n_ctas}, block{n_threads} {}
+    Launch(const Settings& settings, void* const* const* arguments)
+        : Settings(settings), arguments(arguments), grid{n_ctas}, block{n_threads} {}
+    void* const* const* arguments;  // arguments[gpu][i] points to parameter i
     dim3 grid, block;
 
     std::atomic<bool> stop = false;  // every thread ends at its next wait
-    std::mutex mutex;
-    std::string failure;             // the first
-    bool hung = false;               // it ended because nobody came
+    std::string failure;             // why
+    bool hung = false;
     long long clock = 0;
 };
 
 inline Launch* launch = nullptr;  // one at a time
+inline std::atomic<bool> interrupted = false;
 #ifdef XSTAGE_THREADS
 inline thread_local Thread* current = nullptr;
 #else
 inline Thread* current = nullptr;
 #endif
 
+inline long long now_ns() {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1'000'000'000ll + now.tv_nsec;
+}
+
 struct Stopped {};  // thrown to end a CUDA thread where it stands
 
-inline void stop_all(const std::string& reason, bool hung = false) {
-    const std::lock_guard lock(launch->mutex);
-    if (launch->stop) return;
-    launch->failure = reason;
-    launch->hung = hung;
-    launch->stop = true;
-}
+// Ends the launch; the first reason counts. `hung`: because nobody came.
+void stop_all(const std::string& reason, bool hung = false);
 
 // Ends the launch because of what the current thread does.
-[[noreturn]] inline void fail(const std::string& reason) {
-    stop_all("GPU " + std::to_string(current->gpu) + ", CTA " +
-             std::to_string(current->block_index.x) + ", thread " +
-             std::to_string(current->index.x) + ": " + reason);
-    throw Stopped{};
-}
+[[noreturn]] void fail(const std::string& reason);
+
+// Runs `body` for all threads until they end (fibers.cpp or threads.cpp).
+void run_all(std::deque<Thread>& threads, void (*body)(Thread&));
+
+// Ends the launch if it takes too long or somebody wants it to end.
+class Watch {
+  public:
+    void look() const;
+
+  private:
+    long long start_ns_ = now_ns();
+};
 
 }  // namespace host

@@ -2,8 +2,7 @@
 #pragma once
 #include <chrono>
 #include <condition_variable>
-#include <deque>
-#include <functional>
+#include <mutex>
 #include <thread>
 
 #include "thread.hpp"
@@ -37,50 +36,31 @@ struct Unobserved {
 // Holds threads until a generation is over.
 class Gate {
   public:
-    void lock() { mutex_.lock(); }
-    void unlock() { mutex_.unlock(); }
+    struct Held : std::unique_lock<std::mutex> {
+        explicit Held(Gate& gate) : unique_lock(gate.mutex_) {}
+    };
     void open() { opened_.notify_all(); }
-    void wait(const unsigned& generation, std::unique_lock<Gate>& lock) {
+    void wait(const unsigned& generation, Held& held) {
         for (const unsigned mine = generation; generation == mine;) {
-            if (launch->stop.load(std::memory_order_relaxed)) throw Stopped{};
-            opened_.wait_for(lock, std::chrono::milliseconds(50));
+            if (launch->stop) throw Stopped{};
+            opened_.wait_until(held, std::chrono::system_clock::now() +
+                                     std::chrono::milliseconds(50));
         }
     }
 
   private:
     std::mutex mutex_;
-    std::condition_variable_any opened_;
+    std::condition_variable opened_;
 };
 
-inline void pause(Place place) {
-    current->waits_in = "__nanosleep";
+inline void pause(const char* what, Place place) {
+    current->waits_in = what;
     current->place = place;
     if (launch->stop.load(std::memory_order_relaxed)) throw Stopped{};
     std::this_thread::yield();
     current->waits_in = nullptr;
 }
 
-inline long long tick() {
-    return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(64);
-}
-
-// Runs `body` for every thread, all at a time.
-inline void run_all(std::deque<Thread>& threads, const std::function<void(Thread&)>& body) {
-    const auto deadline = std::chrono::steady_clock::now() +
-                          std::chrono::duration<double>(launch->timeout_s);
-    std::atomic<std::size_t> n_ended = 0;
-    std::vector<std::thread> running;
-    for (Thread& thread : threads)
-        running.emplace_back([&] {
-            current = &thread;
-            body(thread);
-            n_ended.fetch_add(1, std::memory_order_relaxed);
-        });
-    while (n_ended.load(std::memory_order_relaxed) < threads.size()) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        if (std::chrono::steady_clock::now() > deadline) stop_all("not over in time:", true);
-    }
-    for (std::thread& each : running) each.join();
-}
+inline long long tick() { return now_ns() / 64; }
 
 }  // namespace host
