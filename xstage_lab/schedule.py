@@ -83,14 +83,20 @@ class Program:
 
     def parameters(self) -> dict[str, Any]:
         """Plain values that say which program this is, for records and exports."""
-        return {
-            "workload": type(self.workload).__name__,
-            **dataclasses.asdict(self.workload),
-            **({} if self.tuning is None else dataclasses.asdict(self.tuning)),
-            "n_ctas": self.n_ctas,
-            "issue_depth": self.issue_depth,
-            "stores": self.stores,
-        }
+        return parameters(self.workload, self.tuning, self.n_ctas, self.stores)
+
+
+def parameters(
+    workload: Workload, tuning: Tuning | None, n_ctas: int, stores: str = "remote"
+) -> dict[str, Any]:
+    """Plain values that name a configuration; equal values mean the same tile program."""
+    return {
+        "workload": type(workload).__name__,
+        **dataclasses.asdict(workload),
+        **({"issue_depth": 1} if tuning is None else dataclasses.asdict(tuning)),
+        "n_ctas": n_ctas,
+        "stores": stores,
+    }
 
 
 def build(

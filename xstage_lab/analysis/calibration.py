@@ -24,8 +24,8 @@ class Sample(NamedTuple):
     experiment : str
         `zero-gap`, `isolated`, `plateau`, `control` or `fewer producers`.
     value_s : float
-        Steady period (zero-gap), time to the last acceptance (isolated, fewer producers), or
-        mean issue span (plateau, control).
+        Steady period (zero-gap), mean issue span (plateau, control), or time to the last
+        acceptance (isolated, fewer producers).
     """
 
     experiment: str
@@ -51,7 +51,7 @@ class Calibration:
         The K and B they hold for.
     intervals : dict of str to (low, high)
         90 % interval of each parameter, or the range different sources measured.
-    capacity_curve : tuple of (n_producers, capacity_bytes)
+    capacity_curve_bytes : tuple of (n_producers, capacity)
         Q(K) at fewer producers.
     assumed : frozenset of str
         Parameters nobody measured.
@@ -72,7 +72,7 @@ class Calibration:
     n_producers: int
     burst_bytes: int
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
-    capacity_curve: tuple[tuple[int, float], ...] = ()
+    capacity_curve_bytes: tuple[tuple[int, float], ...] = ()
     assumed: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()
@@ -112,14 +112,17 @@ class Calibration:
             plain["assumed"], plain["notes"] = frozenset(plain["assumed"]), tuple(plain["notes"])
             plain["faults"] = tuple(plain["faults"])
             plain["samples"] = tuple(Sample(*sample) for sample in plain["samples"])
-            plain["capacity_curve"] = tuple((int(k), float(q)) for k, q in plain["capacity_curve"])
-            plain["intervals"] = {k: (v[0], v[1]) for k, v in plain["intervals"].items()}
+            plain["capacity_curve_bytes"] = tuple(
+                (int(k), float(q)) for k, q in plain["capacity_curve_bytes"])
+            plain["intervals"] = {  # JSON has no infinity, null stands for it
+                name: (math.inf if low is None else low, math.inf if high is None else high)
+                for name, (low, high) in plain["intervals"].items()}
             return cls(**plain)
         except OSError as error:
             raise FileRejected(path, f"cannot be read ({error.strerror}).") from None
         except XStageError as error:
             raise FileRejected(path, str(error)) from None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise FileRejected(path, f"not a calibration ({error}); calibrate again.") from None
 
 
@@ -144,8 +147,10 @@ def published(machine: MachineSpec, n_producers: int | None = None) -> Calibrati
     for name, value in values.items():
         if math.isnan(value):
             raise UnknownFact(name, machine.name, "enter one, or calibrate a device.")
+    slower = ("egress" if link.egress_bytes_per_s <= link.ingress_bytes_per_s else "ingress")
     fields = {"issue_latency_s": "issue_latency_s", "per_sm_bytes_per_s": "per_sm_bytes_per_s",
-              "egress_bytes_per_s": "drain_bytes_per_s", "path_capacity_bytes": "capacity_bytes"}
+              f"{slower}_bytes_per_s": "drain_bytes_per_s",
+              "path_capacity_bytes": "capacity_bytes"}
     if k * link.per_sm_capacity_bytes < link.path_capacity_bytes:
         del fields["path_capacity_bytes"]  # the producers' own limits decide
         fields["per_sm_capacity_bytes"] = "capacity_bytes"

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from xstage_lab.analysis.explanation import explain
 from xstage_lab.analysis.prediction import Prediction
 from xstage_lab.errors import XStageError
-from xstage_lab.record import SUMMARY_KEYS, Record
+from xstage_lab.record import SUMMARY_KEYS, Record, Tiles
 
 NEGLIGIBLE_SHARE = 0.05  # shares of time below this count as none when a regime is named
+EMPTY_SHARE = 0.05       # of the largest backlog
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +52,12 @@ def compare(prediction: Prediction, record: Record) -> Comparison:
     XStageError
         If they are of different configurations.
     """
-    for name in prediction.parameters.keys() & record.parameters.keys():
-        ours, theirs = prediction.parameters[name], record.parameters[name]
-        if ours != theirs and ours is not None and theirs is not None:
+    ours_all = prediction.parameters | {"machine": prediction.provenance["machine"]}
+    theirs_all = record.parameters | {
+        "machine": record.provenance.get("machine", ours_all["machine"])}
+    for name in sorted(ours_all.keys() & theirs_all.keys()):
+        ours, theirs = ours_all[name], theirs_all[name]
+        if ours != theirs:
             raise XStageError(f"{name}: predicted for {ours!r}, measured at {theirs!r}; compare "
                               "like with like.")
     measured = {key: record.summary.get(key, math.nan) for key in SUMMARY_KEYS}
@@ -64,7 +69,8 @@ def compare(prediction: Prediction, record: Record) -> Comparison:
     error = {key: _error(key, prediction.summary[key], measured[key]) for key in SUMMARY_KEYS}
     comparison = Comparison(
         predicted=dict(prediction.summary), measured=measured, error_ratio=error,
-        regime=prediction.regime, regime_measured=measured_regime(record),
+        regime=prediction.regime,
+        regime_measured=measured_regime(record, prediction.terms["issue_free_s"]),
         explain=explain(prediction),
         provenance={"predicted": prediction.provenance, "measured": record.provenance})
     return dataclasses.replace(comparison, explain=[*comparison.explain, _verdict(comparison)])
@@ -95,13 +101,14 @@ def _verdict(comparison: Comparison) -> str:
     return f"{text}."
 
 
-def measured_regime(record: Record) -> str:
+def measured_regime(record: Record, issue_free_s: float | None = None) -> str:
     """Name the regime from observed busy and wait shares alone; empty without per-tile times.
 
-    The MMA role that hardly ever waits for a slot is compute-bound (for bursts: spans as short
-    as the shortest). Otherwise the store role is the bottleneck: issue-bound if its spans are
-    as short as they get, else the path blocks it: drain-bound if it still does so in the second
-    half of the run, capacity-bound if only at its start.
+    Spans count as blocked by what they exceed the free one: `issue_free_s` as measured by a
+    calibration, or the shortest of the record. Where the MMA role hardly ever waits for a slot
+    (for bursts and at depth 1: spans are hardly blocked) the run is compute- or issue-bound by
+    what takes longer. Else the path blocks it: drain-bound, or capacity-bound if the path still
+    runs empty in the second half of the run.
     """
     tiles = record.tiles
     if tiles is None:
@@ -111,16 +118,35 @@ def measured_regime(record: Record) -> str:
     if not storing.size:
         return "compute-bound"
     span = storing["issue_end_s"] - storing["issue_start_s"]
-    per_byte = span / storing["store_bytes"]
-    free = float(np.quantile(per_byte, 0.01)) * storing["store_bytes"]
+    size = storing["store_bytes"] / storing["store_bytes"].mean()
+    free = (float(np.quantile(span / size, 0.01)) if issue_free_s is None else issue_free_s) * size
     blocked = np.maximum(span - free, 0.0)
-    serial = record.parameters.get("issue_depth") == 1
     waits = float(tiles["slot_wait_s"].sum())
+    serial = record.parameters.get("issue_depth") == 1
     everything = mma + (float(span.sum()) if serial else waits)
+    if serial and blocked.sum() < NEGLIGIBLE_SHARE * everything:
+        return "compute-bound" if mma >= free.sum() else "issue-bound"
     if not serial and waits < NEGLIGIBLE_SHARE * everything:
-        return "compute-bound"
-    if blocked.sum() < NEGLIGIBLE_SHARE * everything:
-        return "compute-bound" if serial and mma >= free.sum() else "issue-bound"
-    late = storing["issue_start_s"] > 0.5 * record.summary["accepted_s"]
-    still = blocked[late].sum() > NEGLIGIBLE_SHARE * span[late].sum()
-    return "drain-bound" if still and late.any() else "capacity-bound"
+        return "capacity-bound" if _blocked_at_the_end(storing, blocked) else "compute-bound"
+    if blocked.sum() < NEGLIGIBLE_SHARE * span.sum():
+        return "issue-bound"
+    return "capacity-bound" if _path_runs_empty(record) else "drain-bound"
+
+
+def _blocked_at_the_end(storing: Tiles, blocked: NDArray[np.float64]) -> bool:
+    """Whether the last tiles of the SMs are blocked for a share of the run worth naming."""
+    sm = storing["gpu"].astype(np.int64) * 2**32 + storing["sm"]
+    order = np.lexsort((storing["issue_end_s"], sm))
+    last = np.append(np.flatnonzero(np.diff(sm[order])), sm.size - 1)
+    end = float(storing["issue_end_s"].max())
+    return bool(blocked[order][last].mean() > NEGLIGIBLE_SHARE * end)
+
+
+def _path_runs_empty(record: Record) -> bool:
+    """Whether the backlog, where it was seen, still falls to nothing late in the run."""
+    if record.backlog is None or not record.backlog.size:
+        return False
+    when, held = record.backlog
+    late = held[(when > 0.5 * record.summary["accepted_s"]) & (
+        when < record.summary["accepted_s"])]
+    return not late.size or float(late.min()) < EMPTY_SHARE * float(held.max())

@@ -14,11 +14,11 @@ def explain(prediction: Prediction) -> list[str]:
     sentences = _bursts(prediction) if is_burst else _tiles(prediction)
     unsure = sorted(prediction.calibration.assumed)
     if unsure:
-        low, high = prediction.low["total_s"], prediction.high["total_s"]
+        low, high = prediction.low["accepted_s"], prediction.high["accepted_s"]
         band = ""
         if high > low * 1.001:
-            band = (f"; over Q from unbounded to none the total runs from {text('_s', low)} to "
-                    f"{text('_s', high)}")
+            band = (f"; over Q from unbounded to none the last acceptance moves from "
+                    f"{text('_s', low)} to {text('_s', high)}")
         names = ", ".join(name.rsplit("_bytes", 1)[0].removesuffix("_s") for name in unsure)
         sentences.append(f"ASSUMED, not measured: {names}{band}.")
     return sentences

@@ -15,7 +15,7 @@ Floats = NDArray[np.float64]
 N_BOOTSTRAP = 400
 BLOCKED_RATIO = 1.15      # spans this much over the free one are past the knee
 OUTLIER_MADS = 6.0        # trains further off than this are left out
-SPLITS_RATIO, DRIFT_RATIO, CONTROL_RATIO, ISSUE_BOUND_RATIO = 1.03, 1.05, 1.1, 1.02
+SPLITS_RATIO, DRIFT_RATIO, CONTROL_RATIO, ISSUE_BOUND_RATIO = 1.03, 1.05, 1.1, 1.03
 FEWEST_PAST_KNEE = 3
 
 
@@ -26,7 +26,7 @@ class Fit(NamedTuple):
     per_sm_bytes_per_s: float
     drain_bytes_per_s: float
     capacity_bytes: float
-    capacity_curve: tuple[tuple[int, float], ...]
+    capacity_curve_bytes: tuple[tuple[int, float], ...]
 
 
 class _Arrays(NamedTuple):
@@ -44,7 +44,7 @@ def fit(samples: Sequence[Sample]) -> Fit:
     """Fit all parameters to the samples of a calibration."""
     zero_gap, plateau, isolated, fewer = (
         _arrays(samples, name) for name in ("zero-gap", "plateau", "isolated", "fewer producers"))
-    latency, per_sm, drain, held = _parameters(zero_gap, plateau, isolated)
+    latency, per_sm, drain, held = _parameters(zero_gap, plateau, _repeated(isolated))
     curve = []
     for k in sorted(set(fewer.k)):
         backlog = _backlogs(fewer.pick(np.flatnonzero(fewer.k == k)), latency, per_sm, drain)
@@ -62,7 +62,7 @@ def intervals(samples: Sequence[Sample], coverage: float = 0.9) -> list[tuple[fl
     from scipy import stats
 
     groups = [_arrays(samples, name) for name in ("zero-gap", "plateau", "isolated")]
-    groups[2] = _largest(groups[2])
+    groups[2] = _repeated(groups[2])
     best = np.array(_parameters(*groups))
     rng = np.random.default_rng(0)
     drawn = np.array([
@@ -89,13 +89,14 @@ def checks(samples: Sequence[Sample], found: Fit, vendor_bytes_per_s: float,
     """Say in words what to know of a calibration, and what voids it."""
     notes, faults = [], []
     zero_gap = _arrays(samples, "zero-gap")
-    rate = zero_gap.k * zero_gap.size / zero_gap.value
-    splits = [rate[(zero_gap.k == k) & (zero_gap.size == b)].mean()
-              for k, b in sorted(set(zip(zero_gap.k, zero_gap.size, strict=True)))]
-    k = float(zero_gap.k.max())
-    if k * found.per_sm_bytes_per_s < ISSUE_BOUND_RATIO * found.drain_bytes_per_s:
-        notes.append("zero-gap trains never filled the path: the producers limit, and the drain "
-                     "rate is at least what is given")
+    rate, blocked = _rates(zero_gap, found.issue_latency_s, found.per_sm_bytes_per_s)
+    splits = [rate[same & blocked].mean() for k, b in set(zip(zero_gap.k, zero_gap.size,
+                                                              strict=True))
+              if (same := (zero_gap.k == k) & (zero_gap.size == b)).any()
+              and (same & blocked).any()]
+    if not blocked.any():
+        notes.append("zero-gap trains never filled the path: the producers limit, the drain "
+                     "rate is at least what is given, and the capacity cannot be seen")
     elif max(splits) > SPLITS_RATIO * min(splits):
         faults.append(f"splits of one volume disagree on the drain rate by "
                       f"{max(splits) / min(splits) - 1:.0%}: fewer producers may not fill the "
@@ -107,9 +108,9 @@ def checks(samples: Sequence[Sample], found: Fit, vendor_bytes_per_s: float,
                       "the last: something else used the machine")
     isolated = _arrays(samples, "isolated")
     past = int(_past_knee(isolated, found.issue_latency_s, found.per_sm_bytes_per_s).sum())
-    if not np.isfinite(found.capacity_bytes):
+    if not np.isfinite(found.capacity_bytes) and blocked.any():
         notes.append("no burst was blocked: the capacity is larger than any burst tried")
-    elif past < FEWEST_PAST_KNEE:
+    elif past < FEWEST_PAST_KNEE and blocked.any():
         faults.append(f"only {past} bursts lie past the knee: the capacity is a guess")
     control = [s.value_s for s in samples if s.experiment == "control"]
     if len(control) == 2 and control[0] > CONTROL_RATIO * control[1]:
@@ -128,17 +129,39 @@ def _arrays(samples: Sequence[Sample], experiment: str) -> _Arrays:
     return _Arrays(*np.array(rows, dtype=float).reshape(-1, 3).T)
 
 
+def _repeated(bursts: _Arrays) -> _Arrays:
+    """Bursts of sizes that were run most often: those that looked for the knee ran once."""
+    count = np.array([(bursts.size == b).sum() for b in bursts.size])
+    return bursts.pick(np.flatnonzero(count >= count.max() - 1))
+
+
 def _parameters(zero_gap: _Arrays, plateau: _Arrays,
                 isolated: _Arrays) -> tuple[float, float, float, float]:
-    drain = _center(zero_gap.k * zero_gap.size / zero_gap.value)
     latency, per_sm = _line(plateau.size, plateau.value)
-    held = _backlogs(_largest(isolated), latency, per_sm, drain)
-    return latency, per_sm, drain, _center(held) if held.size else float("inf")
+    rate, blocked = _rates(zero_gap, latency, per_sm)
+    if not blocked.any():  # R is at least the best rate, and nothing ever met Q
+        return latency, per_sm, float(rate.max()), float("inf")
+    drain = _center(rate[blocked])
+    return latency, per_sm, drain, _capacity(isolated, latency, per_sm, drain)
 
 
-def _largest(bursts: _Arrays) -> _Arrays:
-    """Bursts of at least half the largest size: by then the whole path is full."""
-    return bursts.pick(np.flatnonzero(bursts.size >= 0.49 * bursts.size.max()))
+def _capacity(isolated: _Arrays, latency: float, per_sm: float, drain: float) -> float:
+    """Q from the burst size that leaves the largest backlog, its repeats averaged.
+
+    Right past the knee buffers at the destination may still fill; far past it the last producers
+    leave the path idle at the end. Both make a burst show less than the path holds.
+    """
+    backlog = _backlogs(isolated, latency, per_sm, drain)
+    size = isolated.size[_past_knee(isolated, latency, per_sm)]
+    of_size = [_center(backlog[size == b]) for b in set(size)]
+    return max(of_size, default=float("inf"))
+
+
+def _rates(zero_gap: _Arrays, latency: float, per_sm: float,
+           ) -> tuple[Floats, NDArray[np.bool_]]:
+    """Store rate of each zero-gap train, and whether the path and not the issue set it."""
+    free = latency + zero_gap.size / per_sm
+    return zero_gap.k * zero_gap.size / zero_gap.value, zero_gap.value > ISSUE_BOUND_RATIO * free
 
 
 def _backlogs(bursts: _Arrays, latency: float, per_sm: float, drain: float) -> Floats:

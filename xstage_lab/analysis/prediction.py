@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ from xstage_lab.analysis.tilings import lanes_used, staged_gemm, t_mma_roofline
 from xstage_lab.devices.base import Device
 from xstage_lab.errors import require_number
 from xstage_lab.record import provenance
-from xstage_lab.schedule import build
+from xstage_lab.schedule import build, parameters
 from xstage_lab.spec import (
     BurstTrain,
     FusedGemm,
@@ -90,12 +89,15 @@ def predict(
         parts = _burst(workload, machine, calibration)
     else:
         parts = _gemm(workload, machine, calibration, tuning or Tuning(), t_mma_s)
-    used = None if isinstance(workload, BurstTrain) else tuning or Tuning()
+    if isinstance(workload, BurstTrain):
+        tuning, n_ctas = None, workload.n_producers
+    else:
+        tuning = tuning or Tuning()
+        n_ctas = tuning.n_ctas or machine.n_sms
     return Prediction(
         **parts,
         calibration=calibration,
-        parameters={**dataclasses.asdict(workload),
-                    **(dataclasses.asdict(used) if used else {})},
+        parameters=parameters(workload, tuning, n_ctas),
         provenance=provenance(
             "PREDICTED", "law", f"Burst-Gap law, calibration {calibration.name}",
             machine=machine.name, calibration=calibration.name,
@@ -125,6 +127,11 @@ def _burst(train: BurstTrain, machine: MachineSpec, cal: Calibration) -> dict[st
             steady = float(law.lockstep_issue_time(train.gap_s, free_s, volume, drain, held, t0))
         else:
             steady = float(law.issue_time(train.gap_s, free_s, volume, drain))
+        # Periods are looked at over the second half; until the path is full nothing blocks.
+        rising = volume - drain * (free_s + train.gap_s)
+        full_at = held / rising / train.n_bursts if rising > 0 else 0.0
+        unfilled = min(max(2 * full_at - 1, 0.0), 1.0)
+        steady = unfilled * free_s + (1 - unfilled) * steady
         total = law.train_total(accepted, train.n_bursts, train.gap_s, volume, drain, t0)
         return {"total_s": float(total) if volume else accepted, "accepted_s": accepted,
                 "period_s": steady + train.gap_s if train.n_bursts >= 8 else math.nan,

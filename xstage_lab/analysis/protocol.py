@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-import numpy as np
-
 from xstage_lab.analysis.calibration import PARAMETERS, Calibration, Sample
 from xstage_lab.analysis.fit import checks, fit, intervals
 from xstage_lab.devices.base import Device
@@ -26,6 +24,7 @@ T = TypeVar("T")
 N_ZERO_GAP_BURSTS = 40   # drift apart for half of them, then measure
 N_PLATEAU_BURSTS = 8
 MOST_DOUBLINGS = 20
+LONGEST_BURST_S = 1.0
 SETTLED_RATIO = 1.02      # a backlog that grows less per doubling has met the capacity
 EXPECTED_TRAINS = 62     # for the progress alone
 
@@ -88,7 +87,8 @@ def calibrate(
         drain_bytes_per_s=found.drain_bytes_per_s, capacity_bytes=found.capacity_bytes,
         n_producers=int(k), burst_bytes=int(burst_bytes),
         intervals=dict(zip(PARAMETERS, intervals(samples), strict=True)),
-        capacity_curve=found.capacity_curve, notes=notes, faults=faults, samples=tuple(samples),
+        capacity_curve_bytes=found.capacity_curve_bytes, notes=notes, faults=faults,
+        samples=tuple(samples),
         source=f"four burst experiments on {device.name} {device.machine.name}")
 
 
@@ -104,13 +104,14 @@ class _Protocol:
 
     def run(self, burst_bytes: int) -> list[Sample]:
         k, half = self.k, max(self.k // 2, 1)
-        splits = ((k, burst_bytes), (k, 4 * burst_bytes), (half, 2 * burst_bytes * k // half // 2))
+        splits = ((k, burst_bytes), (k, 4 * burst_bytes), (half, burst_bytes * k // half))
         for k_split, b in self.repeated(splits):
             self.train("zero-gap", k_split, b, 0.0, N_ZERO_GAP_BURSTS)
-        rates = [s.n_producers * s.burst_bytes / s.value_s for s in self.samples]
-        drain = float(np.median(rates))
+        # Splits that do not fill the path are slower, and none is faster than it drains.
+        drain = max(s.n_producers * s.burst_bytes / s.value_s for s in self.samples)
         largest, knee = self.find_knee(max(burst_bytes // 64, 64), drain)
-        for b in self.repeated([max(int(largest * share), 16) for share in (0.5, 0.7, 0.85, 1)]):
+        past = sorted({max(int(b), 16) for b in (1.5 * knee, 2 * knee, 3 * knee, largest)})
+        for b in self.repeated(past):
             self.train("isolated", k, b, 0.0, 1)
         gap = 3 * k * knee / drain
         for b in self.repeated([max(int(knee * share), 16) for share in (0.1, 0.2, 0.3, 0.4)]):
@@ -140,13 +141,15 @@ class _Protocol:
         for _ in range(MOST_DOUBLINGS):
             sizes.append(b)
             backlog.append(self.k * b - drain * self.train("isolated", self.k, b, 0.0, 1))
-            if len(sizes) > 3 and 0 < backlog[-1] < SETTLED_RATIO * backlog[-2]:
+            grows = backlog[-1] >= SETTLED_RATIO * max(backlog[:-1], default=0.0)
+            settled = len(sizes) > 3 and backlog[-2] > 0 and not grows
+            if settled or self.samples[-1].value_s > LONGEST_BURST_S:
                 break
             b *= 2
         growth = (backlog[1] - backlog[0]) / (sizes[1] - sizes[0])
-        if growth <= 0 or backlog[-1] <= backlog[0]:
+        if growth <= 0 or max(backlog) <= backlog[0]:
             return sizes[-1], float(sizes[len(sizes) // 2])  # never blocked
-        knee = sizes[0] + (backlog[-1] - backlog[0]) / growth
+        knee = sizes[0] + (max(backlog) - backlog[0]) / growth
         return sizes[-1], float(min(max(knee, sizes[0]), sizes[-1]))
 
     def train(self, experiment: str, k: int, b: int, gap: float, n: int,

@@ -33,24 +33,32 @@ def lanes_used(machine: MachineSpec, n_gpus: int) -> float:
 class _Load(NamedTuple):
     """One kind of GPU: what it stores, and how fast that can drain."""
 
-    storing_ratio: float   # share of its tiles, from the first on, that form the storing run
-    remote_ratio: float    # share of its output bytes that is remote
-    drain_bytes_per_s: float
+    storing_ratio: ArrayLike  # share of its tiles, from the first on, that form the storing run
+    remote_ratio: ArrayLike   # share of its output bytes that is remote
+    drain_bytes_per_s: float | Floats
 
 
-def _loads(gemm: FusedGemm, machine: MachineSpec, drain: float) -> list[_Load]:
-    """Return the kinds of GPU whose slowest sets the time; one unless there is a hot GPU."""
+def _loads(gemm: FusedGemm, machine: MachineSpec, drain: float, n_rows: Floats) -> list[_Load]:
+    """Return the kinds of GPU whose slowest sets the time; one unless there is a hot GPU.
+
+    `n_rows` is the number of tile rows: owners of rows get whole ones, the least of them
+    floor(n_rows / P), and who owns least stores most.
+    """
     peers = gemm.n_gpus - 1
     if peers == 0:
         return [_Load(1.0, 0.0, drain)]
     spread = drain * lanes_used(machine, gemm.n_gpus)
     mesh = machine.link.topology == "full mesh"
-    lane = drain / max(machine.max_gpus - 1, 1) if mesh else drain
+    lane: float | Floats = drain / max(machine.max_gpus - 1, 1) if mesh else drain
     remote = peers / gemm.n_gpus
     if gemm.destinations == "round-robin":
         return [_Load(1.0, remote, spread)]
     if gemm.destinations.startswith("row-owner"):
-        return [_Load(remote, remote, lane)]
+        stored = 1 - np.floor(n_rows / gemm.n_gpus) / n_rows
+        received = peers * np.ceil(n_rows / gemm.n_gpus) / n_rows  # by who owns most
+        if gemm.destinations == "row-owner":
+            lane = lane * np.minimum(1.0, stored / received)
+        return [_Load(stored, stored, lane)]
     hot = gemm.hot_share_ratio
     others = hot + (1 - hot) * (peers - 1) / peers
     into_hot = others * lane / hot / (1 if mesh else peers) if hot > 0 else math.inf
@@ -63,12 +71,12 @@ def staged_gemm(gemm: FusedGemm, machine: MachineSpec, cal: Calibration, n_ctas:
     """Apply the law to arrays of tilings."""
     rows, cols = law.floats(tile_m, tile_n)
     n_tiles = np.ceil(gemm.m / rows) * np.ceil(gemm.n / cols)
-    size = rows * cols * DTYPE_BYTES[gemm.out_dtype]
+    size = gemm.store_bytes / n_tiles  # the mean, edge tiles are smaller
     kinds = []
-    for load in _loads(gemm, machine, cal.drain_bytes_per_s):
+    for load in _loads(gemm, machine, cal.drain_bytes_per_s, np.ceil(gemm.m / rows)):
         run = law.TileRun(
-            n_tiles, np.round(n_tiles * load.storing_ratio), n_ctas, t_mma, size,
-            gemm.store_bytes * load.remote_ratio, depth, cal.per_sm_bytes_per_s,
+            n_tiles, np.round(n_tiles * law.floats(load.storing_ratio)[0]), n_ctas, t_mma, size,
+            gemm.store_bytes * law.floats(load.remote_ratio)[0], depth, cal.per_sm_bytes_per_s,
             cal.issue_latency_s, load.drain_bytes_per_s, capacity)
         kinds.append((law.staged_tiles(run), run))
     staged, run = kinds[0]

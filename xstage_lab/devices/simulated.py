@@ -18,7 +18,7 @@ from xstage_lab.devices.weight_cache import missed_bytes
 from xstage_lab.errors import UnknownFact, XStageError, require_number
 from xstage_lab.record import TILE, Record, Tiles, provenance, summarize
 from xstage_lab.schedule import Program, Tasks
-from xstage_lab.spec import BurstTrain, FusedGemm, MachineSpec, Workload
+from xstage_lab.spec import BurstTrain, MachineSpec
 
 _NEEDED = ("egress_bytes_per_s", "ingress_bytes_per_s", "per_sm_bytes_per_s", "issue_latency_s",
            "path_capacity_bytes", "per_sm_capacity_bytes", "credit_bytes", "credit_latency_s")
@@ -75,7 +75,7 @@ class SimulatedDevice:
 
     def measure(self, program: Program, seed: int | None = None) -> Record:
         """Simulate `program`; the same seed gives the same record."""
-        simulated = 1 if self.mirror and is_balanced(program.workload) else program.n_gpus
+        simulated = 1 if self.mirror and is_balanced(program) else program.n_gpus
         rng = np.random.default_rng(0 if seed is None else seed)
         rows = self._rows(program, simulated, rng)
         state = self._state(program, rows, simulated)
@@ -188,6 +188,7 @@ class SimulatedDevice:
         gpus["link_s"] = np.inf
         sms = np.zeros(simulated * program.n_ctas, store_path.SM)
         sms["row"] = (gpus["first_row"][:, None] + np.arange(program.n_ctas)).ravel()
+        _check_counters(program.tasks[:simulated])
         signals = rows["signals"][rows["signals"] >= 0]
         counters = np.zeros(int(max(rows["waits_for"].max(), rows["signals"].max(), 0)) + 1,
                             store_path.COUNTER)
@@ -211,11 +212,31 @@ class SimulatedDevice:
         )
 
 
-def is_balanced(workload: Workload) -> bool:
-    """Return whether all GPUs do the same, so that one stands for all."""
-    if isinstance(workload, FusedGemm):
-        return workload.destinations in ("round-robin", "row-owner")
-    return True
+def _check_counters(tasks: tuple[Tasks, ...]) -> None:
+    """Refuse programs whose counters can never be full, or are full before their last signal."""
+    for gpu, rows in enumerate(tasks):
+        waiting = rows[rows["waits_for"] >= 0]
+        raised = rows["signals"][rows["signals"] >= 0]
+        n = np.bincount(raised, minlength=int(waiting["waits_for"].max(initial=-1)) + 1)
+        wrong = np.flatnonzero(n[waiting["waits_for"]] != waiting["wait_count"])
+        if wrong.size:
+            task = waiting[wrong[0]]
+            raise XStageError(
+                f"GPU {gpu}: a task waits for counter {task['waits_for']} to reach "
+                f"{task['wait_count']}, but {n[task['waits_for']]} tasks raise it; a task waits "
+                "for all that raise its counter.")
+
+
+def is_balanced(program: Program) -> bool:
+    """Return whether all GPUs do the same, so that one stands for all.
+
+    Round-robin owners differ by a tile at most; rows may not divide evenly among owners.
+    """
+    workload = program.workload
+    if isinstance(workload, BurstTrain) or workload.destinations == "round-robin":
+        return True
+    stored = {program.remote_bytes(gpu) for gpu in range(program.n_gpus)}
+    return workload.destinations == "row-owner" and len(stored) == 1
 
 
 def _jitter(rng: np.random.Generator, ratio: float, n: int) -> NDArray[np.float64]:

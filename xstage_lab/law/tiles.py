@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from xstage_lab.law.bursts import Floats, floats, issue_free_time
 
+IN_STEP_WAVES = 4  # gaps lost at depth 1 until SMs have drifted apart
 REGIMES = ("compute-bound", "issue-bound", "drain-bound", "capacity-bound")
 
 
@@ -103,8 +104,10 @@ def staged_tiles(run: TileRun) -> Staged:
     bounds = np.stack((
         waves * step + np.where(serial, 0.0, issue),
         np.where(serial, waves * step, mma + waves * issue),
-        np.maximum(drained(volume, first) + after,
-                   drained(full * k * per_tile, first) + rest(waves - full)),
+        np.maximum(
+            drained(volume, first) + after,
+            np.where(full > 0, drained(full * k * per_tile, first) + rest(waves - full), 0.0)
+        ) + _in_step(storing_waves, first, mma + issue, k * per_tile, drain, held, depth),
         drained(last_wave, last_start) + after,
     ))
     accepted = bounds.max(axis=0)
@@ -118,6 +121,18 @@ def staged_tiles(run: TileRun) -> Staged:
     return Staged(accepted, np.maximum(accepted, arrived), period,
                   _issue_span(accepted, bounds, waves, mma, issue, serial),
                   _stall_ratio(accepted, waves, mma, issue, depth, steady), bounds)
+
+
+def _in_step(waves: Floats, gap: Floats, chain: Floats, volume: Floats, drain: Floats,
+             held: Floats, depth: Floats) -> Floats:
+    """Time the path idles while SMs at depth 1 still compute in step.
+
+    They start together, and when a wave's MMAs outlast what the path holds it runs dry. They
+    drift apart within 5 to 20 tiles, and the idle time goes: a handful of gaps in all.
+    """
+    limited = (depth == 1) & (volume > drain * chain)
+    idle = np.maximum(gap - held / drain, 0.0)
+    return np.where(limited, np.clip(waves - 1, 0, IN_STEP_WAVES) * idle, 0.0)
 
 
 def _issue_span(accepted: Floats, bounds: Floats, waves: Floats, mma: Floats, issue: Floats,
@@ -214,7 +229,8 @@ def _incast_rates(n_gpus: int, me: NDArray[np.int64], out: Floats, gone: Floats,
     flow = np.where(remote, 1 / (np.maximum(senders, 1) * drain), 0.0)
     flow = np.where(wants & ~remote, 1e6 / compute, flow)  # own tiles need no link
     flow = np.where(waiting, flow, np.minimum(flow, fill))
-    fill = np.where(room <= 1e-9, np.minimum(fill, flow), fill)
+    needs_room = (room <= 1e-9) & (np.floor(out + 1e-9) != me)
+    fill = np.where(needs_room, np.minimum(fill, flow), fill)
     with np.errstate(divide="ignore", invalid="ignore"):
         events = np.stack((
             np.where(flow > 0, (phase + 1 - gone) / flow, np.inf),
