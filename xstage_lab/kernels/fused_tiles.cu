@@ -13,9 +13,9 @@
 //   OUT_BYTES        2: output is bf16; 4: fp32
 //   BULK             0: 16-byte register stores; 1: bulk copies from the slots (sm_90)
 //   SIGNAL           how a stored tile is announced. 0: not at all; 1: release; 2: fence
-//   SHARED_BYTES     dynamic shared memory of a CTA, checked below
+//   SHARED_BYTES     dynamic shared memory of a CTA, checked in tile_program.cuh
 //
-// Argument: Params, described below. Counters, flags, `started` and the report are zero at launch.
+// Argument: Params of tile_program.cuh. Counters, flags, `started` and the report are zero at launch.
 //
 // Matrices: A is (m, k) and B is (n, k), both row by row (B as weights are kept), out is (m, n) row
 // by row. Addresses and leading dimensions are multiples of 16 bytes; m, n and k may be anything.
@@ -34,195 +34,8 @@
 //
 // What the clock brackets: see TileTimes. A tile's issue span is from the earliest issue_start to
 // the latest issue_end of its store warps; counter and flag come after it.
-#include "ptx.cuh"
-
-#if !defined(TILE_M) || !defined(TILE_N) || !defined(TILE_K)
-#error "TILE_M, TILE_N, TILE_K: the tile and the k of a stage"
-#endif
-#if !defined(N_STAGES) || !defined(ISSUE_DEPTH)
-#error "N_STAGES, ISSUE_DEPTH: operand stages, and tiles in flight"
-#endif
-#if !defined(OUT_BYTES) || !defined(BULK) || !defined(SIGNAL) || !defined(SHARED_BYTES)
-#error "OUT_BYTES, BULK, SIGNAL, SHARED_BYTES: see the top of fused_tiles.cu"
-#endif
-#if BULK && !defined(XSTAGE_HOST) && __CUDA_ARCH__ < 900
-#error "BULK=1 needs sm_90 or newer; take BULK=0"
-#endif
-
-constexpr int N_MMA_WARPS = 8, N_STORE_WARPS = 4;
-constexpr int N_MMA_THREADS = 32 * N_MMA_WARPS, N_STORE_THREADS = 32 * N_STORE_WARPS;
-constexpr int N_THREADS = N_MMA_THREADS + N_STORE_THREADS;
-constexpr int MAX_GPUS = 8, MAX_LAYERS = 2;
-
-// Every MMA warp computes WARP_M x WARP_N of the tile.
-constexpr int WARPS_M = TILE_M > TILE_N ? 4 : 2, WARPS_N = N_MMA_WARPS / WARPS_M;
-constexpr int WARP_M = TILE_M / WARPS_M, WARP_N = TILE_N / WARPS_N;
-
-constexpr bool OVERLAPS = ISSUE_DEPTH > 1;  // else the only slot lies over the stages
-constexpr int N_SLOTS = OVERLAPS ? ISSUE_DEPTH - 1 : 1;
-constexpr int ROW_BYTES = 2 * TILE_K, ROW_CHUNKS = ROW_BYTES / 16;  // of an operand in a stage
-constexpr int STAGE_BYTES = (TILE_M + TILE_N) * ROW_BYTES;
-constexpr int SLOT_ROW_BYTES = (TILE_N + 8) * OUT_BYTES;  // + 8: rows begin in different banks
-constexpr int SLOT_BYTES = TILE_M * SLOT_ROW_BYTES;
-constexpr int STAGES_BYTES =
-    OVERLAPS || N_STAGES * STAGE_BYTES > SLOT_BYTES ? N_STAGES * STAGE_BYTES : SLOT_BYTES;
-
-static_assert(TILE_K == 32 || TILE_K == 64, "TILE_K is 32 or 64");
-static_assert(WARP_M % 16 == 0 && WARP_N % 16 == 0, "an MMA warp computes multiples of 16 x 16");
-static_assert(WARP_M * WARP_N <= 32 * 128, "a thread has registers for 128 sums");
-static_assert(N_STAGES >= 2, "one stage is computed while another is loaded");
-static_assert(ISSUE_DEPTH >= 1 && N_SLOTS <= N_THREADS, "ISSUE_DEPTH is out of range");
-static_assert(OUT_BYTES == 2 || OUT_BYTES == 4, "output is bf16 or fp32");
-
-struct alignas(16) Task {   // a row of the program
-    int m0, n0, m, n, k;    // the tile's first row and column, its extent, the length of its sums
-    int layer;              // which operands, and which output
-    int owner;              // the GPU it is stored to; -1: nobody, compute only
-    int waits_for;          // counter that wait_count tasks must have raised; -1: none
-    int wait_count;
-    int signals;            // counter raised once the tile's stores are accepted; -1: none
-};
-
-struct Layer {
-    const unsigned short* a;  // bf16
-    const unsigned short* b;
-    unsigned char* out[MAX_GPUS];  // by owner: where this GPU's output lies in its memory
-    long long a_ld, b_ld, out_ld;  // elements
-};
-
-struct TileTimes {          // cycles of the SM
-    long long mma_start;    // the MMA role turns to the tile
-    long long mma_end;      // the tile's sums are complete
-    long long slot_wait;    // how long the role waited for a slot: after mma_end, or at depth 1
-                            // before mma_start
-    long long handed_over;  // the tile is in its slot
-    long long issue_start[N_STORE_WARPS];  // the store warp turns to the tile
-    long long issue_end[N_STORE_WARPS];    // its stores are accepted
-    long long signal_end[N_STORE_WARPS];   // counter and flag are raised
-};
-
-struct CtaTimes {           // aligns SMs and tells the clock's rate
-    long long sm;
-    long long start_cycles, start_ns;  // once all CTAs of all GPUs are there
-    long long end_cycles, end_ns;      // once the first store warp is done
-};
-
-struct Params {
-    Layer layers[MAX_LAYERS];
-    unsigned* flags[MAX_GPUS];  // by owner: a flag for each row, raised by every store warp
-    const Task* tasks;          // [n_tasks]
-    unsigned* counters;         // raised by every store warp of a task
-    TileTimes* tile_times;      // [n_tasks]
-    CtaTimes* cta_times;        // [gridDim.x]
-    unsigned* started;          // one for all GPUs: CTAs that are there
-    WaitLimit limit;
-    int n_tasks;
-    int n_starters;             // CTAs of all GPUs
-};
-
-enum Wait : unsigned { FOR_ALL_CTAS, FOR_COUNTER, FOR_SLOT, FOR_TILE };
-
-struct Shared {
-    Task tasks[2];            // the CTA's tile `use` is tasks[use % 2]
-    unsigned full[N_SLOTS];   // MMA warps that have filled the slot, in all its uses
-    unsigned empty[N_SLOTS];  // store warps that have emptied it
-    bool gave_up_at_launch, gave_up_at_start, gave_up_at_slot;
-    alignas(1024) unsigned char stages[STAGES_BYTES];
-#if ISSUE_DEPTH > 1
-    unsigned char slots[N_SLOTS * SLOT_BYTES];
-#endif
-};
-static_assert(SHARED_BYTES == sizeof(Shared), "SHARED_BYTES is not what the kernel needs");
-
-// The slot of the CTA's tile `use`.
-WRAPPER unsigned char* slot_of(Shared& s, int use) {
-#if ISSUE_DEPTH > 1
-    return s.slots + use % N_SLOTS * SLOT_BYTES;
-#else
-    return s.stages;
-#endif
-}
-
-WRAPPER void mma_barrier() { barrier_sync(1, N_MMA_THREADS); }
-
-// ---- Operands: global memory -> stages -> sums ------------------------------------------------
-// Addresses are computed anew in every k-step (tid() hides from the compiler that it could keep
-// them): a 128 x 256 tile leaves 40 registers for everything but its sums.
-
-// Where a 16-byte chunk of a row lies in a stage: chunks change places within a row, so that those
-// of eight rows and one column lie in different banks, for ldmatrix.
-WRAPPER int chunk_offset(int row, int chunk) {
-    const int swizzle = ROW_CHUNKS == 8 ? row & 7 : (row >> 1) & 3;
-    return row * ROW_BYTES + (chunk ^ swizzle) * 16;
-}
-
-// Starts to copy k-step `step` of both operands into a stage; what lies beyond an edge becomes
-// zero. Every MMA thread copies one chunk of every PASS_ROWS-th row.
-WRAPPER void load_stage(Shared& s, const Params& p, const Task& task, int step, int stage) {
-    constexpr int PASS_ROWS = N_MMA_THREADS / ROW_CHUNKS;
-    const unsigned thread = tid();
-    const int row = thread / ROW_CHUNKS, chunk = thread % ROW_CHUNKS;
-    const int k = step * TILE_K + chunk * 8;
-    const int n_bytes = 2 * min(max(task.k - k, 0), 8);
-    unsigned char* to = s.stages + stage * STAGE_BYTES + chunk_offset(row, chunk);
-    const Layer& layer = p.layers[task.layer];
-    const unsigned short* from = layer.a + (task.m0 + row) * layer.a_ld + k;
-#pragma unroll
-    for (int pass = 0; pass < TILE_M; pass += PASS_ROWS) {
-        cp_async_16_zfill(to + pass * ROW_BYTES, from, row + pass < task.m ? n_bytes : 0);
-        from += PASS_ROWS * layer.a_ld;
-    }
-    from = layer.b + (task.n0 + row) * layer.b_ld + k;
-#pragma unroll
-    for (int pass = 0; pass < TILE_N; pass += PASS_ROWS) {
-        cp_async_16_zfill(to + (TILE_M + pass) * ROW_BYTES, from,
-                          row + pass < task.n ? n_bytes : 0);
-        from += PASS_ROWS * layer.b_ld;
-    }
-}
-
-// Starts the loads of a tile's first k-steps, a group of copies each.
-WRAPPER void load_first_stages(Shared& s, const Params& p, const Task& task) {
-    for (int step = 0; step < N_STAGES - 1; ++step) {
-        if (step * TILE_K < task.k) load_stage(s, p, task, step, step);
-        cp_async_commit();
-    }
-}
-
-WRAPPER void fetch_task(Task& to, const Task& from) {
-    if (threadIdx.x < sizeof(Task) / 16)
-        cp_async_16(reinterpret_cast<uint4*>(&to) + threadIdx.x,
-                    reinterpret_cast<const uint4*>(&from) + threadIdx.x);
-}
-
-using Sums = float[WARP_M / 16][WARP_N / 8][4];
-
-// Adds the product of one k-step to the warp's part of the tile.
-WRAPPER void multiply(Sums& sums, const unsigned char* stages, int stage) {
-    const unsigned thread = tid(), warp = thread / 32, lane = thread % 32;
-    const int a_row = warp / WARPS_N * WARP_M + lane % 16;
-    const int b_row = TILE_M + warp % WARPS_N * WARP_N + lane % 8 + lane / 16 * 8;
-    const int a_offset = stage * STAGE_BYTES + chunk_offset(a_row, lane / 16);
-    const int b_offset = stage * STAGE_BYTES + chunk_offset(b_row, lane / 8 % 2);
-#pragma unroll
-    for (int k_bytes = 0; k_bytes < ROW_BYTES; k_bytes += 32) {  // 16 values of k
-        unsigned a[WARP_M / 16][4];
-#pragma unroll
-        for (int i = 0; i < WARP_M / 16; ++i)  // ^ as chunks have changed places
-            ldmatrix_x4(a[i], stages + 16 * i * ROW_BYTES + (a_offset ^ k_bytes));
-#pragma unroll
-        for (int j = 0; j < WARP_N / 16; ++j) {
-            unsigned b[4];
-            ldmatrix_x4(b, stages + 16 * j * ROW_BYTES + (b_offset ^ k_bytes));
-            const unsigned left[2] = {b[0], b[1]}, right[2] = {b[2], b[3]};
-#pragma unroll
-            for (int i = 0; i < WARP_M / 16; ++i) {
-                mma_bf16_16816(sums[i][2 * j], a[i], left);
-                mma_bf16_16816(sums[i][2 * j + 1], a[i], right);
-            }
-        }
-    }
-}
+#include "tile_mma.cuh"
+#include "tile_program.cuh"
 
 // ---- MMA role ---------------------------------------------------------------------------------
 
@@ -246,28 +59,6 @@ WRAPPER void compute_tile(Sums& sums, Shared& s, const Params& p, int use, int n
     }
     cp_async_wait<0>();
     mma_barrier();  // nobody reads the stages, and the next task is there
-}
-
-// Writes the warp's part of the tile to a slot.
-WRAPPER void stage_tile(const Sums& sums, unsigned char* slot) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int first_row = warp / WARPS_N * WARP_M + lane / 4;
-    const int first_column = warp % WARPS_N * WARP_N + lane % 4 * 2;
-#pragma unroll
-    for (int i = 0; i < WARP_M / 16; ++i)
-#pragma unroll
-        for (int j = 0; j < WARP_N / 8; ++j)
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int row = first_row + 16 * i + 8 * half, column = first_column + 8 * j;
-                const float low = sums[i][j][2 * half], high = sums[i][j][2 * half + 1];
-                unsigned char* to = slot + row * SLOT_ROW_BYTES + column * OUT_BYTES;
-#if OUT_BYTES == 2
-                *reinterpret_cast<unsigned*>(to) = cvt_rn_bf16x2(high, low);
-#else
-                *reinterpret_cast<float2*>(to) = make_float2(low, high);
-#endif
-            }
 }
 
 // The MMA role's first thread waits until the tile's slot is empty.

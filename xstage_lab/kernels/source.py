@@ -94,7 +94,7 @@ def cache_folder() -> Path:
 def _with_includes(file: str, seen: set[str]) -> str:
     """Return a file's text with each header it includes put in place the first time."""
     seen.add(file)
-    text = (_FOLDER / file).read_text(encoding="utf-8")
+    text = (_FOLDER / file).read_text(encoding="utf-8").replace("#pragma once\n", "\n")
     parts, end = [f'#line 1 "{file}"\n'], 0
     for found in _INCLUDE.finditer(text):
         header = found.group(1)

@@ -1,0 +1,307 @@
+"""The host device: the CUDA kernels on emulated GPUs, on this computer's CPU.
+
+It checks what kernels compute, where they store it and whom they wait for. Times would mean
+nothing here, so its records have none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xstage_lab import reference
+from xstage_lab.devices.base import Capabilities
+from xstage_lab.errors import Infeasible, InvalidValue, require_choice, require_number
+from xstage_lab.kernels import fused_tiles
+from xstage_lab.kernels.failures import N_REPORT_WORDS, KernelFailed, describe_report
+from xstage_lab.kernels.fused_tiles import SIGNALS, STORE_PATHS, Variant
+from xstage_lab.kernels.host import compile_kernel
+from xstage_lab.kernels.source import Source, read
+from xstage_lab.record import SUMMARY_KEYS, Record, provenance
+from xstage_lab.schedule import Program
+from xstage_lab.spec import BurstTrain, FusedGemm, LinkSpec, MachineSpec, Tuning
+
+MAX_FLOP = 2**33          # of a program: minutes
+MAX_BYTES = 2**30         # of all buffers
+BURST_THREADS = 64
+BURST_SHARED_BYTES = 1024
+BURST_WAITS = ("all CTAs to end their burst",)
+_SOURCE = "the CUDA kernels built by g++ and run on emulated GPUs; no times"
+
+
+class HostDevice:
+    """Emulated GPUs that share this computer's memory.
+
+    Parameters
+    ----------
+    store_path : str
+        `registers` (16-byte stores) or `bulk` (copies from shared memory).
+    signal : str
+        How stored tiles are announced: `none`, `release` or `fence`.
+    n_sms : int
+        SMs of each emulated GPU.
+    budget_cycles : int
+        Emulated cycles a thread may wait before the run counts as hung.
+    edit : callable, optional
+        Changes a kernel's `Source` before it is built: to try a change, or a mistake.
+    """
+
+    name = "host"
+    badge = "SIMULATED"
+    capabilities = Capabilities(times=False, per_tile=False, any_program=True)
+
+    def __init__(
+        self,
+        *,
+        store_path: str = "registers",
+        signal: str = "none",
+        n_sms: int = 4,
+        budget_cycles: int = 5_000_000,
+        edit: Callable[[Source], Source] | None = None,
+    ) -> None:
+        require_choice("store_path", store_path, STORE_PATHS)
+        require_choice("signal", signal, SIGNALS)
+        require_number("budget_cycles", budget_cycles, low=1, high=2**62, unit="cycles",
+                       integer=True)
+        self.store_path, self.signal, self.budget_cycles = store_path, signal, budget_cycles
+        self.edit = edit or (lambda source: source)
+        self.machine = MachineSpec(
+            name="host", n_sms=n_sms, max_gpus=fused_tiles.MAX_GPUS,
+            smem_per_cta_bytes=227 * 1024.0, link=LinkSpec(name="this computer's memory"),
+            source="emulated on the CPU")
+
+    def measure(self, program: Program, seed: int | None = None) -> Record:
+        """Run `program` on fresh random inputs and check every byte it stores.
+
+        Parameters
+        ----------
+        program : Program
+        seed : int, optional
+            Of the inputs and of the order in which threads run.
+
+        Returns
+        -------
+        Record
+            Its times are NaN.
+
+        Raises
+        ------
+        WrongResult
+            Naming tile, element, expected, got.
+        KernelFailed
+            If the kernel does what it must not, or hangs: who waited for what.
+        XStageError
+            If the kernel does not take the program, with the limit.
+        """
+        used = 0 if seed is None else seed
+        if isinstance(program.workload, BurstTrain):
+            digest = self._run_bursts(program, program.workload, used)
+        else:
+            digest = self._run_gemm(program, program.workload, used)
+        remote = sum(map(program.remote_bytes, range(program.n_gpus))) / program.n_gpus
+        return Record(
+            summary={**dict.fromkeys(SUMMARY_KEYS, math.nan), "remote_bytes": remote},
+            parameters=program.parameters(),
+            provenance=provenance(self.badge, self.name, _SOURCE, machine=self.machine.name,
+                                  seed=seed, store_path=self.store_path, signal=self.signal,
+                                  kernel=digest))
+
+    def _run_gemm(self, program: Program, gemm: FusedGemm, seed: int) -> str:
+        variant = Variant.of(gemm, program.tuning or Tuning(), store_path=self.store_path,
+                             signal=self.signal)
+        variant.require_shared(self.machine.smem_per_cta_bytes)
+        n_gpus = program.n_gpus
+        if gemm.flop * n_gpus > MAX_FLOP:
+            raise Infeasible(f"{gemm.flop * n_gpus:.3g} FLOP on {n_gpus} GPUs would take the CPU "
+                             f"very long; allowed: up to {MAX_FLOP:.3g}. Take smaller m, n or k.")
+        out_ld = fused_tiles.leading_dimension(gemm.n, variant.out_bytes)
+        _require_memory(n_gpus**2 * gemm.m * out_ld * variant.out_bytes)
+        rng = np.random.default_rng(seed)
+        a = [_matrix(rng, gemm.m, gemm.k) for _ in range(n_gpus)]
+        b = [_matrix(rng, gemm.n, gemm.k) for _ in range(n_gpus)]
+        out = [_poisoned((n_gpus, gemm.m, out_ld), variant.out_dtype) for _ in range(n_gpus)]
+        tasks = [fused_tiles.pack_tasks(program, gpu) for gpu in range(n_gpus)]
+        source = self.edit(variant.source)
+        flags = launch_tiles(
+            variant, source, tasks, [[Layer(a[g], b[g], list(out[g]))] for g in range(n_gpus)],
+            n_ctas=program.n_ctas, seed=seed, budget_cycles=self.budget_cycles)
+        for gpu in range(n_gpus):
+            expected, tolerance = reference.product(a[gpu][:, :gemm.k], b[gpu][:, :gemm.k],
+                                                    variant.out_dtype)
+            reference.check_output(out[gpu], expected, tolerance, tiles_of(tasks[gpu]), gpu=gpu)
+            check_flags(flags[gpu], tasks[gpu], variant.signal, gpu)
+        return source.digest
+
+    def _run_bursts(self, program: Program, train: BurstTrain, seed: int) -> str:
+        if train.burst_bytes % 16:
+            raise InvalidValue("burst_bytes", train.burst_bytes, "multiples of 16", "B",
+                               "The kernel stores 16 bytes at a time.")
+        if program.stores == "off":
+            raise InvalidValue("stores", "off", "remote or local",
+                               remedy="Without its stores a burst train does nothing.")
+        n_gpus, n_ctas, bulk = program.n_gpus, program.n_ctas, self.store_path == "bulk"
+        shape = (n_gpus, n_ctas, train.n_bursts, train.burst_bytes // 4)
+        _require_memory(n_gpus * 4 * math.prod(shape))
+        owners = [rows["owner"][:n_ctas].astype(int) for rows in program.tasks]
+        stored = [np.full(shape, 0xFFFFFFFF, np.uint32) for _ in range(n_gpus)]  # by source
+        report = [np.zeros(N_REPORT_WORDS, np.uint32) for _ in range(n_gpus)]
+        pointers = [np.array([stored[gpu][owner].ctypes.data for owner in owners[gpu]], np.uintp)
+                    for gpu in range(n_gpus)]
+        abort = np.zeros(1, np.uint32)
+        source = self.edit(read("burst_gap", N_THREADS=BURST_THREADS, BULK=int(bulk)))
+        arguments = [
+            (pointers[gpu], n_ctas, train.burst_bytes, train.n_bursts, train.n_bursts, seed + gpu,
+             64 if train.gap_s > 0 else 0, int(train.sync == "lockstep"),
+             np.zeros((n_ctas, train.n_bursts, 2), np.int64), np.zeros((n_ctas, 4), np.int64),
+             np.zeros(n_ctas, np.uint32), np.zeros(1, np.uint32), abort, self.budget_cycles,
+             report[gpu]) for gpu in range(n_gpus)]
+        compile_kernel(source).launch(
+            n_ctas, BURST_THREADS, arguments, seed=seed,
+            shared_bytes=BURST_SHARED_BYTES + bulk * train.burst_bytes)
+        _raise_reported(report, BURST_WAITS)
+        for gpu in range(n_gpus):
+            mine = (owners[gpu], np.arange(n_ctas))
+            reference.check_bursts(stored[gpu][mine], seed=seed + gpu, n_bursts=train.n_bursts,
+                                   gpu=gpu)
+            stored[gpu][mine] = 0xFFFFFFFF
+            if (stored[gpu] != 0xFFFFFFFF).any():
+                owner, cta = np.argwhere(stored[gpu] != 0xFFFFFFFF)[0][:2]
+                raise reference.WrongResult(f"GPU {gpu}, CTA {cta} stored to GPU {owner}, not to "
+                                            f"its owner, GPU {owners[gpu][cta]}.")
+        return source.digest
+
+
+class Layer(NamedTuple):
+    """What the tasks of one layer of one GPU multiply, and where the results go.
+
+    Attributes
+    ----------
+    a, b : uint16 arrays of shape (m, ld) and (n, ld)
+        Raw bf16 values, rows padded to 16 bytes.
+    out : list of arrays of shape (m, ld)
+        By owner: uint16 (bf16) or float32.
+    """
+
+    a: NDArray[Any]
+    b: NDArray[Any]
+    out: list[NDArray[Any]]
+
+
+def launch_tiles(
+    variant: Variant,
+    source: Source,
+    tasks: Sequence[NDArray[np.void]],
+    layers: Sequence[Sequence[Layer]],
+    *,
+    n_ctas: int,
+    seed: int = 0,
+    budget_cycles: int = 5_000_000,
+) -> list[NDArray[np.uint32]]:
+    """Run the tasks of every GPU on emulated GPUs, all at the same time.
+
+    Parameters
+    ----------
+    variant, source : Variant, Source
+        What to launch, and the text to build: the variant's own, or an edited one.
+    tasks : sequence of arrays of dtype `fused_tiles.TASK`
+        By GPU.
+    layers : sequence of sequences of Layer
+        By GPU and layer.
+    n_ctas, seed, budget_cycles : int
+        CTAs of each GPU; order in which threads run; longest wait.
+
+    Returns
+    -------
+    list of uint32 arrays of shape (n_gpus, n_tasks)
+        By GPU that stored: the flags it raised at each owner.
+
+    Raises
+    ------
+    KernelFailed
+        If the kernel does what it must not, or hangs: who waited for what.
+    """
+    n_gpus = len(tasks)
+    started, abort = np.zeros(1, np.uint32), np.zeros(1, np.uint32)
+    flags = [np.zeros((n_gpus, rows.size), np.uint32) for rows in tasks]
+    report = [np.zeros(N_REPORT_WORDS, np.uint32) for _ in tasks]
+    kept: list[NDArray[Any]] = []  # as long as the kernel runs
+
+    def address(array: NDArray[Any]) -> int:
+        kept.append(array)
+        return array.ctypes.data
+
+    arguments = []
+    for gpu, rows in enumerate(tasks):
+        params = fused_tiles.pack_params(
+            flags=_by_gpu([address(row) for row in flags[gpu]]), tasks=address(rows),
+            counters=address(np.zeros(fused_tiles.n_counters(rows), np.uint32)),
+            tile_times=address(np.zeros(rows.size, fused_tiles.TILE_TIMES)),
+            cta_times=address(np.zeros(n_ctas, fused_tiles.CTA_TIMES)),
+            started=address(started), abort=address(abort), budget_cycles=budget_cycles,
+            report=address(report[gpu]), n_tasks=rows.size, n_starters=n_gpus * n_ctas)
+        for i, layer in enumerate(layers[gpu]):
+            entry = params["layers"][i]
+            entry["a"], entry["b"] = address(layer.a), address(layer.b)
+            entry["out"] = _by_gpu([address(each) for each in layer.out])
+            entry["a_ld"], entry["b_ld"] = layer.a.shape[1], layer.b.shape[1]
+            entry["out_ld"] = layer.out[0].shape[1]
+        arguments.append((params,))
+    compile_kernel(source).launch(n_ctas, fused_tiles.N_THREADS, arguments, seed=seed,
+                                  shared_bytes=variant.shared_bytes, timeout_s=300.0)
+    _raise_reported(report, fused_tiles.WAITS)
+    return flags
+
+
+def tiles_of(tasks: NDArray[np.void], layer: int = 0) -> list[reference.Tile]:
+    """Return the tiles of one layer of a GPU's tasks, dtype `fused_tiles.TASK`."""
+    return [reference.Tile(row, *(int(task[name]) for name in ("owner", "m0", "n0", "m", "n")))
+            for row, task in enumerate(tasks) if task["layer"] == layer]
+
+
+def check_flags(flags: NDArray[np.uint32], tasks: NDArray[np.void], signal: str, gpu: int) -> None:
+    """Raise `WrongResult` unless each stored tile's flag was raised at its owner, and no other."""
+    expected = np.zeros_like(flags)
+    stored = np.flatnonzero(tasks["owner"] >= 0)
+    if signal != "none":
+        expected[tasks["owner"][stored], stored] = fused_tiles.N_STORE_WARPS
+    if (flags != expected).any():
+        owner, row = np.argwhere(flags != expected)[0]
+        raise reference.WrongResult(
+            f"GPU {gpu}, tile in row {row}: its flag at GPU {owner} is {flags[owner, row]}, "
+            f"expected {expected[owner, row]} (signal = {signal}).")
+
+
+def _by_gpu(addresses: list[int]) -> NDArray[np.uint64]:
+    table = np.zeros(fused_tiles.MAX_GPUS, np.uint64)
+    table[:len(addresses)] = addresses
+    return table
+
+
+def _matrix(rng: np.random.Generator, n_rows: int, k: int) -> NDArray[np.uint16]:
+    """Random bf16 values, in rows padded with NaN to a multiple of 16 bytes."""
+    padded = np.full((n_rows, fused_tiles.leading_dimension(k, 2)), 0xFFFF, np.uint16)
+    padded[:, :k] = reference.random_bf16(rng, (n_rows, k))
+    return padded
+
+
+def _poisoned(shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
+    numpy_dtype = np.uint16 if dtype == "bf16" else np.float32
+    n_bytes = math.prod(shape) * np.dtype(numpy_dtype).itemsize
+    return np.full(n_bytes, reference.POISON, np.uint8).view(numpy_dtype).reshape(shape)
+
+
+def _require_memory(n_bytes: int) -> None:
+    if n_bytes > MAX_BYTES:
+        raise Infeasible(f"the outputs of all GPUs take {n_bytes / 2**20:.0f} MiB; allowed: up to "
+                         f"{MAX_BYTES / 2**20:.0f} MiB. Take a smaller workload or fewer GPUs.")
+
+
+def _raise_reported(reports: Sequence[NDArray[np.uint32]], waits: Sequence[str]) -> None:
+    told = [f"GPU {gpu}: {text}" for gpu, report in enumerate(reports)
+            if (text := describe_report(report, waits))]
+    if told:
+        raise KernelFailed("\n".join(told))
