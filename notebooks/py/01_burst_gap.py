@@ -85,9 +85,9 @@ comparison.error_ratio
 # %% [markdown]
 # ## What others measured
 #
-# Nobody fitted these to the law. The figure *Rate vs SMs* of the panel sets published rates
+# Nobody fitted these to the law. The figure *Rate* of the panel sets published rates
 # against the number of SMs beside min(K r_SM, R), with r_SM from the fewest SMs and R from the
-# most, for every machine that has them. *Issue vs completion* has published times of one warp's
+# most, for every machine that has them. *Completion* has published times of one warp's
 # messages: past a few KiB, waiting for arrival costs several times what issuing does.
 
 # %%

@@ -89,7 +89,7 @@ def backlog(plot: plots.Backlog, picture: BurstPicture) -> list[Record]:
     shown, terms = _records(picture.points()[-1:]), picture.prediction.terms
     plot.update(shown[0].backlog if shown else None,
                 capacity_bytes=terms["capacity_bytes"], peak_bytes=terms["peak_backlog_bytes"],
-                badges=picture.badge_text(shown) if shown else "Measure shows the backlog here.")
+                badges=picture.badge_text(shown) if shown else "Measure shows the backlog here")
     return shown
 
 
@@ -135,20 +135,26 @@ def rate(plot: plots.RateAgainstSms, picture: BurstPicture) -> list[Record]:
     return published + shown
 
 
-def completion(plot: plots.IssueAgainstCompletion, _picture: BurstPicture) -> list[Record]:
-    """Draw published issue and completion times of one warp's messages."""
-    published = sorted(published_issue_times(), key=lambda r: float(r.parameters["burst_bytes"]))
+def completion(plot: plots.IssueAgainstCompletion, picture: BurstPicture) -> list[Record]:
+    """Draw published issue and completion times of one warp's messages.
+
+    Of the chosen machine, or of the first that was published.
+    """
+    everyone = published_issue_times()
+    names = [str(r.provenance["machine"]) for r in everyone]
+    name = picture.machine.name if picture.machine.name in names else names[0]
+    published = [r for r, machine in zip(everyone, names, strict=True) if machine == name]
+    published.sort(key=lambda r: float(r.parameters["burst_bytes"]))
     table = points(published, "burst_bytes", "issue_s", "release_flag_s", "fence_flag_s")
     size, issue = np.array(table["burst_bytes"], float), np.array(table["issue_s"])
     # Past 32 KiB the source is read past the L1 cache, which is not what this is about.
     latency, last = issue[0], int(np.flatnonzero(size <= 32 * 1024)[-1])
-    x = size[(size > 0) & (size <= size[last])]
-    line = law.issue_free_time(x, size[last] / (issue[last] - latency), latency)
     drawn = np.where(size > 0, size, np.nan)  # the axis is logarithmic
-    plot.update({"payload_bytes": x, "issue_s": line},
+    line = law.issue_free_time(drawn, size[last] / (issue[last] - latency), latency)
+    plot.update({"payload_bytes": drawn[1:last + 1], "issue_s": line[1:last + 1]},
                 {"payload_bytes": drawn, "stores_s": issue, "release_s": table["release_flag_s"],
                  "fence_s": table["fence_flag_s"], "badge": table["badge"]},
-                badges="the line goes through the empty and the 32 KiB message")
+                badges=f"RECORDED, {name}; the line is drawn through 0 and 32 KiB")
     return published
 
 

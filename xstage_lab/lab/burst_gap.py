@@ -70,9 +70,9 @@ class BurstGap(Panel):
             {"Issue time": Tab(plots.IssueGap(), draw.issue_time),
              "Period": Tab(plots.PeriodGap(), draw.period),
              "Backlog": Tab(plots.Backlog(), draw.backlog),
-             "Isolated burst": Tab(plots.IsolatedBurst(), draw.isolated_burst),
-             "Rate vs SMs": Tab(plots.RateAgainstSms(), draw.rate),
-             "Issue vs completion": Tab(plots.IssueAgainstCompletion(), draw.completion)},
+             "One burst": Tab(plots.IsolatedBurst(), draw.isolated_burst),
+             "Rate": Tab(plots.RateAgainstSms(), draw.rate),
+             "Completion": Tab(plots.IssueAgainstCompletion(), draw.completion)},
             settings)
 
     def picture(self, values: Values) -> BurstPicture:
@@ -102,10 +102,10 @@ class BurstGap(Panel):
         picture = self.picture(values)
         k = picture.train.n_producers
         sweeps: dict[str, list[Values]] = {
-            "Isolated burst": [
+            "One burst": [
                 ISOLATED | {"burst_bytes": int(size)}
                 for size in np.unique((draw.volumes(picture, 16)[1:] / k).astype(int))],
-            "Rate vs SMs": [
+            "Rate": [
                 SATURATED | {"n_producers": int(n)}
                 for n in np.unique(np.geomspace(1, picture.machine.n_sms, 14).round())],
         }

@@ -35,7 +35,7 @@ class Calculator(w.HBox):
     def __init__(self, **settings: Any) -> None:
         made = {
             "t_mma_s": controls.field("t_mma_s", "T_mma", 5e-6, "compute time of a tile"),
-            "tile_bytes": controls.field("tile_bytes", "stored per tile", 32 * 1024.0,
+            "tile_bytes": controls.field("tile_bytes", "stored a tile", 32 * 1024.0,
                                          "bytes that go to other GPUs"),
             "issue_free_s": controls.field("issue_free_s", "T_iss0", 0.76e-6,
                                            "issue time of a tile without backpressure"),
@@ -50,7 +50,7 @@ class Calculator(w.HBox):
         self.answer = w.HTML(layout=w.Layout(flex="1 1 0", min_width="0", min_height="230px"))
         left = w.VBox([section("my kernel"), *list(made.values())[:5], section("my GPU"),
                        *list(made.values())[5:]],
-                      layout=w.Layout(flex="0 0 300px", padding="0 20px 0 0"))
+                      layout=w.Layout(flex="0 0 330px", padding="0 24px 0 0"))
         super().__init__([w.HTML(style.STYLE), left, self.answer])
         self.add_class("xstage-panel")
         self.controls.observe(Coalescer(self._draw))

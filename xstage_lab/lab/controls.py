@@ -11,7 +11,7 @@ import ipywidgets as w
 from xstage_lab.errors import InvalidValue, UnknownName, require_choice, require_number
 from xstage_lab.units import display
 
-_STYLE = {"description_width": "118px"}
+_STYLE = {"description_width": "128px"}
 _WIDE = {"width": "100%", "margin": "1px 0"}
 
 

@@ -16,6 +16,7 @@ import ipywidgets as w
 from bokeh.document import Document
 from bokeh.io import output_notebook
 from bokeh.models import Plot as BokehPlot
+from bokeh.models.annotations import Legend
 from bokeh.resources import Resources
 from IPython.core.getipython import get_ipython
 from jupyter_bokeh import BokehModel
@@ -34,8 +35,6 @@ from xstage_lab.record import Record, provenance
 from xstage_lab.schedule import Program
 from xstage_lab.worker import Worker
 
-_WAITING = "Measured points appear once the running cell has finished."
-_READY = "Measure runs these settings, Sweep a series of them."
 #: Per-tile times of old points are let go beyond this; their summaries stay.
 MOST_TILE_BYTES = 256 * 2**20
 FIGURE_HEIGHT = 400  # pixels, the same in all tabs so that nothing below them jumps
@@ -78,24 +77,25 @@ class Panel(w.VBox):
         Settings by name to begin with, SI.
     """
 
+    _worker: Worker | None = None
+
     def __init__(self, controls: Controls, left: Sequence[w.Widget], tabs: dict[str, Tab],
                  settings: Values) -> None:
+        self._running, self._n_taken = False, 0
+        self._stopping = threading.Event()
         controls.set(**settings)
         self.controls, self.tabs = controls, tabs
         self.points: list[Point] = []
         self.shown: Picture | None = None
         self._records: list[Record] = []
-        self._worker: Worker | None = None
-        self._running, self._n_taken = False, 0
-        self._stopping = threading.Event()
         self._redraw = Coalescer(self._draw)
-        self.figures = w.Tab(titles=list(tabs))
+        self.figures = w.Tab()
         self.figures.add_class("xstage-tabs")
         self.figures.add_class("xstage-tabs")
-        self.numbers, self.words = w.HTML(), w.HTML()
+        self.numbers, self.words = w.HTML(), w.HTML(layout=w.Layout(min_height="96px"))
         self.strip = Strip(measure=self.measure, sweep=self.sweep, stop=self.stop,
                            export=self.export)
-        right = w.VBox([self.figures, self.strip, self.numbers, self.words],
+        right = w.VBox([self.figures, self.strip, self.words, self.numbers],
                        layout=w.Layout(flex="1 1 0", min_width="0"))
         box = w.VBox(list(left), layout=w.Layout(flex="0 0 330px", padding="0 12px 0 0"))
         super().__init__([w.HTML(style.STYLE), w.HBox([box, right])],
@@ -105,7 +105,7 @@ class Panel(w.VBox):
         self.figures.observe(self._redraw, names="selected_index")
         self._draw()
         self._open_figures()
-        self._greet()
+        self._say_once_free("Measure runs these settings, Sweep a series of them.")
 
     def picture(self, values: Values) -> Picture:
         """Return what the figures show for `values`; raises `XStageError` where impossible."""
@@ -149,8 +149,8 @@ class Panel(w.VBox):
 
     def close(self) -> None:
         """End the worker and close the widgets."""
-        self._stopping.set()
         if self._worker is not None:
+            self._stopping.set()
             self._worker.close()
         super().close()
 
@@ -206,11 +206,15 @@ class Panel(w.VBox):
         """Put the figures on the page, each with its picture in it."""
         _load_bokehjs()
         for tab in self.tabs.values():
+            legends: Any = tab.plot.figure.select({"type": Legend})
+            for legend in legends:
+                legend.ncols = 2  # three would be cut off beside the controls
             if isinstance(tab.plot.figure, BokehPlot):
                 tab.plot.figure.height = FIGURE_HEIGHT
             if self.shown is not None:
                 tab.draw(tab.plot, self.shown)
         self.figures.children = [LiveFigure(tab.plot.figure) for tab in self.tabs.values()]
+        self.figures.titles = list(self.tabs)
 
     def _show_stale(self, error: XStageError) -> None:
         for part in (self.figures, self.numbers):
@@ -218,14 +222,15 @@ class Panel(w.VBox):
         kept = "" if self.shown is None else " The figures are of the last possible settings."
         self.words.value = style.problem(f"{error}{kept}")
 
-    def _greet(self) -> None:
+    def _say_once_free(self, text: str) -> None:
+        """Say `text` once the running cell has finished, and until then that points wait for it."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
-            self.strip.say(_READY)
+            self.strip.say(text)
             return
-        self.strip.say(_WAITING)
-        loop.call_soon(self.strip.say, _READY)
+        self.strip.say("Measured points appear once the running cell has finished.")
+        loop.call_soon(self.strip.say, text)
 
     def _start(self, plan: Callable[[Values], Iterable[Planned]]) -> None:
         if self._running:
@@ -243,7 +248,7 @@ class Panel(w.VBox):
         self._running, self._n_taken = True, 0
         self.strip.set_running(True)
         self.strip.bar.value = 0.0
-        self.strip.say(_WAITING)
+        self._say_once_free(f"0 of {len(planned)} runs; the measuring process gets ready.")
         awaited = iter(planned)
 
         def take(record: Record) -> None:

@@ -80,7 +80,7 @@ class Picture:
 
     def badges(self, shown: Iterable[Record]) -> list[tuple[str, str]]:
         """Return badges and what each stands for: the law, what is ASSUMED, records shown."""
-        found = [("PREDICTED", f"Burst-Gap law, {self.calibration.name}{self.compute_source()}")]
+        found = [("PREDICTED", f"{self.calibration.name}{self.compute_source()}")]
         if supposed := self.assumed():
             found.append(("ASSUMED", ", ".join(supposed)))
         return found + list(dict.fromkeys(
@@ -94,8 +94,8 @@ class Picture:
         """Return the badges as one short line for a figure."""
         supposed = self.assumed()
         names = f"{len(supposed)} parameters" if len(supposed) > 2 else ", ".join(supposed)
-        found = [f"PREDICTED from {self.calibration.name}"] + [f"ASSUMED: {names}"] * bool(supposed)
-        return "; ".join(found + list(dict.fromkeys(str(r.provenance["badge"]) for r in shown)))
+        found = dict.fromkeys(["PREDICTED", *(str(r.provenance["badge"]) for r in shown)])
+        return "; ".join([", ".join(found)] + [f"ASSUMED: {names}"] * bool(supposed))
 
     def assumed(self) -> list[str]:
         """Return the parameters that nobody measured, without their units."""
@@ -107,4 +107,5 @@ def _error(key: str, comparison: Comparison) -> str:
     error = comparison.error_ratio[key]
     if math.isnan(error):
         return ""
-    return f"{100 * error:+.1f} points" if key == "stall_ratio" else f"{error:+.1%}"
+    percent = round(100 * error, 1) + 0.0  # no minus before a zero
+    return f"{percent:+.1f} points" if key == "stall_ratio" else f"{percent:+.1f} %"

@@ -20,7 +20,7 @@ class Strip(w.VBox):
 
     def __init__(self, *, measure: Callable[[], None], sweep: Callable[[], None],
                  stop: Callable[[], None], export: Callable[[], None]) -> None:
-        self.badges = w.HTML(layout=w.Layout(flex="1 1 auto", min_height="24px"))
+        self.badges = w.HTML(layout=w.Layout(flex="1 1 auto", min_height="44px"))
         self.message = w.HTML(layout=w.Layout(min_height="40px"))
         self.bar = w.FloatProgress(min=0.0, max=1.0, layout=w.Layout(flex="1 1 40px", width="40px"))
         self.folder = w.Text("exports", layout=w.Layout(width="84px"),

@@ -21,7 +21,8 @@ STYLE = """<style>
   color: var(--jp-ui-font-color2, #555); border-bottom: 1px solid var(--jp-border-color2, #ccc); }
 .xstage-badge { color: #fff; border-radius: 3px; padding: 1px 7px; font-size: 11px;
   font-weight: 600; letter-spacing: .03em; white-space: nowrap; }
-.xstage-beside { margin: 0 14px 0 6px; font-size: 12px; }
+.xstage-origin { display: inline-block; margin-right: 14px; }
+.xstage-beside { margin-left: 6px; font-size: 12px; }
 .xstage-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 13px; }
 .xstage-table th, .xstage-table td { padding: 1px 14px 1px 0; text-align: right;
   white-space: nowrap; }
@@ -34,6 +35,7 @@ STYLE = """<style>
 .xstage-stale { opacity: .35; filter: grayscale(1); }
 .xstage-folded .jupyter-widget-Collapse-header, .xstage-folded .jupyter-widget-Collapse-contents {
   padding: 4px 0 4px 8px; }
+.xstage-tabs > .lm-TabBar .lm-TabBar-tab { padding: 0 9px; min-width: max-content; }
 .xstage-tabs { --jp-widgets-horizontal-tab-width: auto; }
 .xstage-tabs > .widget-tab-contents { padding: 6px; min-height: 440px; }
 </style>"""
@@ -47,7 +49,8 @@ def badge(name: str) -> str:
 
 def badge_line(badges: Iterable[tuple[str, str]]) -> str:
     """Return badges in a row, each beside the words that say what it stands for."""
-    return "".join(f'{badge(name)}<span class="xstage-beside">{escape(words)}</span>'
+    return "".join(f'<span class="xstage-origin">{badge(name)}'
+                   f'<span class="xstage-beside">{escape(words)}</span></span>'
                    for name, words in badges)
 
 

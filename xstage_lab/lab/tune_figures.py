@@ -50,7 +50,7 @@ class TunePicture(Picture):
     def compute_source(self) -> str:
         """Return in words where a tile's compute time comes from."""
         if self.prediction.t_mma_source == "measured":
-            return f", compute time from the {self.values['device']} device with stores off"
+            return f", compute time of a {self.values['device']} run"
         return ", compute time from the FLOP rate"
 
 
@@ -85,7 +85,7 @@ def timeline(plot: plots.Timeline, picture: TunePicture) -> list[Record]:
     shown = [record for record in _here(picture) if record.tiles is not None]
     plot.update(shown[0] if shown else None,
                 capacity_bytes=picture.prediction.terms["capacity_bytes"],
-                badges=picture.badge_text(shown) if shown else "Measure shows the run here.")
+                badges=picture.badge_text(shown) if shown else "Measure shows the run here")
     return shown
 
 
@@ -141,8 +141,8 @@ def residuals(plot: plots.Residuals, picture: TunePicture) -> list[Record]:
     origins = [comparison.provenance["measured"] for comparison in found]
     plot.update(found, [str(origin["badge"]) for origin in origins],
                 labels=[label for _, label in picture.comparisons],
-                badges=f"{len(found)} runs measured here; "
-                + "; ".join(dict.fromkeys(f"{o['badge']}: {o['source']}" for o in origins)))
+                badges="; ".join([f"{len(found)} runs of this panel",
+                                  *dict.fromkeys(str(origin["badge"]) for origin in origins)]))
     return []
 
 
@@ -160,8 +160,7 @@ def published(plot: plots.GemmReduceScatter, _picture: TunePicture) -> list[Reco
                  "completion_s": law.completion_coupled_period(gemm, volume, drain)},
                 {"k": k, "gemm_s": gemm, "fused_s": fused,
                  "badge": [str(record.provenance["badge"]) for record in records]},
-                badges=f"R = {text('_bytes_per_s', drain)} from K = {k[0]:.0f} alone; "
-                f"RECORDED: {records[0].provenance['source']}")
+                badges=f"RECORDED; R = {text('_bytes_per_s', drain)} from K = {k[0]:.0f} alone")
     return records
 
 
