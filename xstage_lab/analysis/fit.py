@@ -13,7 +13,7 @@ from xstage_lab.analysis.calibration import Sample
 Floats = NDArray[np.float64]
 
 N_BOOTSTRAP = 400
-BLOCKED_RATIO = 1.15      # spans this much over the free one are past the knee
+BLOCKED_RATIO = 1.25      # spans this much over the free one are past the knee, jitter is less
 OUTLIER_MADS = 6.0        # trains further off than this are left out
 SPLITS_RATIO, DRIFT_RATIO, CONTROL_RATIO, ISSUE_BOUND_RATIO = 1.03, 1.05, 1.1, 1.03
 FEWEST_PAST_KNEE = 3

@@ -75,6 +75,10 @@ class SimulatedDevice:
 
     def measure(self, program: Program, seed: int | None = None) -> Record:
         """Simulate `program`; the same seed gives the same record."""
+        require_number("n_ctas", program.n_ctas, low=1, high=self.machine.n_sms, integer=True,
+                       unit="CTAs", remedy="Build the program for this device's machine.")
+        require_number("n_gpus", program.n_gpus, low=1, high=self.machine.max_gpus, integer=True,
+                       unit="GPUs", remedy="Build the program for this device's machine.")
         simulated = 1 if self.mirror and is_balanced(program) else program.n_gpus
         rng = np.random.default_rng(0 if seed is None else seed)
         rows = self._rows(program, simulated, rng)
@@ -201,7 +205,7 @@ class SimulatedDevice:
         smallest = float(stored["chunk_bytes"].min(initial=np.inf))
 
         def slots(capacity_bytes: float) -> int:  # no more chunks than fit, or than there are
-            return int(min(capacity_bytes / smallest, total)) + 2
+            return 2 + (int(min(capacity_bytes / smallest, total)) if total else 0)
 
         return store_path.State(
             rows=rows, sms=sms, gpus=gpus, counters=counters, servers=servers,
@@ -221,10 +225,11 @@ def _check_counters(tasks: tuple[Tasks, ...]) -> None:
         wrong = np.flatnonzero(n[waiting["waits_for"]] != waiting["wait_count"])
         if wrong.size:
             task = waiting[wrong[0]]
+            raised_by = n[task["waits_for"]] or "no"
             raise XStageError(
                 f"GPU {gpu}: a task waits for counter {task['waits_for']} to reach "
-                f"{task['wait_count']}, but {n[task['waits_for']]} tasks raise it; a task waits "
-                "for all that raise its counter.")
+                f"{task['wait_count']}, but {raised_by} tasks raise it; a task waits for all "
+                "that raise its counter.")
 
 
 def is_balanced(program: Program) -> bool:

@@ -11,9 +11,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from xstage_lab.law.bursts import Floats, floats, issue_free_time
+from xstage_lab.law.bursts import (
+    Floats,
+    floats,
+    issue_free_time,
+    lockstep_issue_time,
+    period,
+)
 
-IN_STEP_WAVES = 4  # gaps lost at depth 1 until SMs have drifted apart
+IN_STEP_WAVES = 4  # periods at depth 1 until SMs have drifted apart
 REGIMES = ("compute-bound", "issue-bound", "drain-bound", "capacity-bound")
 
 
@@ -106,10 +112,11 @@ def staged_tiles(run: TileRun) -> Staged:
         np.where(serial, waves * step, mma + waves * issue),
         np.maximum(
             drained(volume, first) + after,
-            np.where(full > 0, drained(full * k * per_tile, first) + rest(waves - full), 0.0)
-        ) + _in_step(storing_waves, first, mma + issue, k * per_tile, drain, held, depth),
+            np.where(full > 0, drained(full * k * per_tile, first) + rest(waves - full), 0.0)),
         drained(last_wave, last_start) + after,
     ))
+    in_step = _in_step(storing_waves, mma, issue, t0, k * per_tile, drain, held)
+    bounds[:3] += np.where(serial & (volume > 0), in_step, 0.0)
     accepted = bounds.max(axis=0)
     arrived = np.where(volume > 0, np.maximum(first + volume / drain,
                                               last_start + last_wave / drain), 0.0)
@@ -117,22 +124,22 @@ def staged_tiles(run: TileRun) -> Staged:
     steady = np.maximum(chain, k * per_tile / drain)
     # Periods are looked at over the second half of the run, of which the local end may be part.
     end = np.minimum(waves - storing_waves, 0.5 * waves)
-    period = (steady * (0.5 * waves - end) + chain * end) / (0.5 * waves)
-    return Staged(accepted, np.maximum(accepted, arrived), period,
+    mean_period = (steady * (0.5 * waves - end) + chain * end) / (0.5 * waves)
+    return Staged(accepted, np.maximum(accepted, arrived), mean_period,
                   _issue_span(accepted, bounds, waves, mma, issue, serial),
                   _stall_ratio(accepted, waves, mma, issue, depth, steady), bounds)
 
 
-def _in_step(waves: Floats, gap: Floats, chain: Floats, volume: Floats, drain: Floats,
-             held: Floats, depth: Floats) -> Floats:
-    """Time the path idles while SMs at depth 1 still compute in step.
+def _in_step(waves: Floats, mma: Floats, issue: Floats, latency: Floats, volume: Floats,
+             drain: Floats, held: Floats) -> Floats:
+    """Time lost at depth 1 while SMs still compute and store in step.
 
-    They start together, and when a wave's MMAs outlast what the path holds it runs dry. They
-    drift apart within 5 to 20 tiles, and the idle time goes: a handful of gaps in all.
+    They start together, as producers in lockstep, and drift apart within 5 to 20 tiles; a
+    handful of periods is as long as lockstep makes them.
     """
-    limited = (depth == 1) & (volume > drain * chain)
-    idle = np.maximum(gap - held / drain, 0.0)
-    return np.where(limited, np.clip(waves - 1, 0, IN_STEP_WAVES) * idle, 0.0)
+    together = mma + lockstep_issue_time(mma, issue, volume, drain, held, latency)
+    return np.clip(waves - 1, 0, IN_STEP_WAVES) * np.maximum(
+        together - period(mma, issue, volume, drain), 0.0)
 
 
 def _issue_span(accepted: Floats, bounds: Floats, waves: Floats, mma: Floats, issue: Floats,
@@ -144,11 +151,11 @@ def _issue_span(accepted: Floats, bounds: Floats, waves: Floats, mma: Floats, is
 
 
 def _stall_ratio(accepted: Floats, waves: Floats, mma: Floats, issue: Floats, depth: Floats,
-                 period: Floats) -> Floats:
+                 steady: Floats) -> Floats:
     """Share of the time in which the MMA role has neither work nor reached its end."""
     span = (accepted - waves * mma) / waves
     serial = span * (waves - 1)  # at depth 1 every issue but the last holds the next MMA up
-    tail = np.minimum(depth - 1, waves - 1) * np.maximum(period - mma, 0) + issue
+    tail = np.minimum(depth - 1, waves - 1) * np.maximum(steady - mma, 0) + issue
     staged = np.where(waves > depth, np.maximum(accepted - waves * mma - tail, 0.0), 0.0)
     return np.maximum(np.where(depth == 1, serial, staged), 0.0) / accepted
 
@@ -234,7 +241,7 @@ def _incast_rates(n_gpus: int, me: NDArray[np.int64], out: Floats, gone: Floats,
     with np.errstate(divide="ignore", invalid="ignore"):
         events = np.stack((
             np.where(flow > 0, (phase + 1 - gone) / flow, np.inf),
-            np.where(fill > 0, (n_gpus - out) / fill, np.inf),
+            np.where(fill > 0, (np.floor(out + 1e-9) + 1 - out) / fill, np.inf),
             np.where((fill > flow) & (room > 1e-9), room / (fill - flow), np.inf),
             np.where((flow > fill) & waiting, (out - gone) / (flow - fill), np.inf)))
     return fill, flow, events.min(axis=0)
