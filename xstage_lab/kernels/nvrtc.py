@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import zipfile
+import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,6 +21,8 @@ from xstage_lab.record import write_atomic
 
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a")
 _OPTIONS = ("-std=c++20", "--ptxas-options=-v")
+# What reading a file may raise that is not there, or is not whole.
+_NOT_KEPT = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
 _REMEDY = ('Install what compiles kernels: pip install "cuda-bindings==13.*" '
            '"nvidia-cuda-nvrtc==13.*"')
 
@@ -92,7 +96,7 @@ def compile_kernel(source: Source, arch: str) -> Binary:
     require_choice("arch", arch, ARCHITECTURES)
     nvrtc, version = _load()
     path = cache_folder() / f"{source.name}-{arch}-nvrtc{version}-{source.digest[:32]}.npz"
-    with contextlib.suppress(OSError, ValueError, KeyError), np.load(path) as stored:
+    with contextlib.suppress(*_NOT_KEPT), np.load(path) as stored:
         return Binary(source.name, arch, stored["cubin"].tobytes(), str(stored["log"]))
     binary = _compile(nvrtc, source, arch)
     buffer = io.BytesIO()
