@@ -40,10 +40,10 @@ void call(void (*kernel)(Parameters...), void* const* arguments) {
 
 #define HOST_KERNEL(name)                                                                         \
     void host::run_kernel(const Thread& thread) {                                                 \
-        call(name, launch->arguments[thread.gpu]);                                                \
+        call(::name, launch->arguments[thread.gpu]);                                              \
     }                                                                                             \
     extern "C" const char* host_signature() {                                                     \
-        static const std::string text = host::signature(name);                                    \
+        static const std::string text = host::signature(::name);                                  \
         return text.c_str();                                                                      \
     }
 
