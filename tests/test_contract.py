@@ -301,13 +301,8 @@ def test_a_program_nobody_recorded_is_refused(subject: Subject) -> None:
 
 
 @pytest.mark.parametrize("what", ["n_ctas", "n_gpus"])
-def test_a_program_too_large_is_refused(
-    subject: Subject, what: str, request: pytest.FixtureRequest
-) -> None:
+def test_a_program_too_large_is_refused(subject: Subject, what: str) -> None:
     """A program with more CTAs or GPUs than the device has is refused, not clamped or made up."""
-    if subject.device.name == "simulated":
-        request.applymarker(pytest.mark.xfail(
-            strict=True, reason="the simulator runs programs that its machine cannot"))
     machine = subject.device.machine
     larger = dataclasses.replace(machine, n_sms=machine.n_sms + 1, max_gpus=machine.max_gpus + 1)
     n_gpus = larger.max_gpus if what == "n_gpus" else 2
