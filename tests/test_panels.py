@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Iterator
+from importlib import metadata
 
 import pytest
 
@@ -214,6 +215,16 @@ def test_a_panel_opens_on_impossible_settings(close):
     assert "no figure yet" in made.strip.message.value
     made.controls.set(n_producers=148)
     assert "us" in made.numbers.value
+
+
+def test_packages_that_do_not_fit_are_named_above_the_panel(close, monkeypatch):
+    """A Bokeh that does not fit is named with its version and the remedy, above the figures."""
+    installed = metadata.version
+    monkeypatch.setattr(metadata, "version",
+                        lambda name: "2.4.3" if name == "bokeh" else installed(name))
+    made = _open(close, BurstGap)
+    assert "bokeh 2.4.3" in made.children[0].value
+    assert "pip install" in made.children[0].value
 
 
 def test_text_that_is_no_number_is_named(close):

@@ -31,7 +31,7 @@ def report() -> dict[str, Any]:
     versions = {name: _version(name) for name in _PACKAGES}
     browser = find_browser()
     gpus, without_gpu = _gpus()
-    problems = _package_problems(versions)
+    problems = package_problems()
     if browser is None:
         problems.append(_NO_BROWSER)
     if without_gpu is not None:
@@ -79,8 +79,9 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _package_problems(versions: dict[str, str | None]) -> list[Problem]:
-    """Packages that are missing, or too old or new for the lab or for each other."""
+def package_problems() -> list[Problem]:
+    """Return the packages that are missing, or too old or new for the lab or for each other."""
+    versions = {name: _version(name) for name in _PACKAGES}
     if _version("packaging") is None:
         return [Problem("Versions were not compared.", "Run: pip install packaging")]
     problems = [

@@ -99,7 +99,7 @@ def _measured(tuning: Tuning) -> float | None:
 
 
 def test_dragging_the_tile_moves_the_prediction(tuning: Tuning) -> None:
-    """A dragged tile slider moves the predicted bar, in data and in pixels, and measures nothing."""
+    """A dragged tile slider moves the predicted bar in data and in pixels, and does not measure."""
     figure = tuning.panel.locator(".bk-Figure").first
     before, picture = _predicted(tuning), figure.screenshot()
     tuning.drag("tile m", -8)
@@ -183,3 +183,14 @@ def test_nothing_is_cut_off(open_notebook: OpenNotebookNamed, width: int, theme:
     assert tuning.panel.evaluate("e => e.scrollWidth <= e.clientWidth + 1")
     for title in tuning.panel.locator(".lm-TabBar-tabLabel").all():
         assert title.evaluate("e => e.scrollWidth <= e.clientWidth")
+
+
+def test_the_burst_notebook_opens_cleanly(open_notebook: OpenNotebookNamed) -> None:
+    """The burst notebook runs, and its figures appear without a complaint from the page."""
+    notebook = open_notebook("01_burst_gap.ipynb", height=1000)
+    notebook.run_all()
+    panels = notebook.page.locator(".xstage-panel")
+    expect(panels).to_have_count(3)  # two with figures, and the calculator
+    panels.first.scroll_into_view_if_needed()
+    expect(panels.first.locator(".bk-Figure").first).to_be_visible()
+    notebook.screenshot("burst-gap")

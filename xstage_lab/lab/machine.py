@@ -19,8 +19,8 @@ from xstage_lab.units import display
 PATH = {
     "drain_bytes_per_s": "drain rate R",
     "capacity_bytes": "capacity Q",
-    "per_sm_bytes_per_s": "one SM's rate",
-    "issue_latency_s": "issue latency",
+    "per_sm_bytes_per_s": "SM rate r_SM",
+    "issue_latency_s": "latency t0",
 }
 
 

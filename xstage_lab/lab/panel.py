@@ -23,6 +23,7 @@ from jupyter_bokeh import BokehModel
 
 from xstage_lab import experiment
 from xstage_lab.devices.base import Device
+from xstage_lab.doctor import package_problems
 from xstage_lab.errors import XStageError
 from xstage_lab.export import Exported, export
 from xstage_lab.lab import style
@@ -82,6 +83,8 @@ class Panel(w.VBox):
     def __init__(self, controls: Controls, left: Sequence[w.Widget], tabs: dict[str, Tab],
                  settings: Values) -> None:
         self._running, self._n_taken = False, 0
+        self._failed: XStageError | None = None
+        self._exported: list[Exported] = []
         self._stopping = threading.Event()
         controls.set(**settings)
         self.controls, self.tabs = controls, tabs
@@ -98,7 +101,8 @@ class Panel(w.VBox):
         right = w.VBox([self.figures, self.strip, self.words, self.numbers],
                        layout=w.Layout(flex="1 1 0", min_width="0"))
         box = w.VBox(list(left), layout=w.Layout(flex="0 0 330px", padding="0 12px 0 0"))
-        super().__init__([w.HTML(style.STYLE), w.HBox([box, right])],
+        misfits = [style.problem(f"{p.what} {p.remedy}") for p in package_problems()]
+        super().__init__([w.HTML(style.STYLE + "".join(misfits)), w.HBox([box, right])],
                          layout=w.Layout(width="100%"))
         self.add_class("xstage-panel")
         controls.observe(self._redraw)
@@ -176,13 +180,33 @@ class Panel(w.VBox):
         experiment.deliver(write(plot.data(), self.strip.folder.value), self._tell_exported,
                            self._end_export)
 
+    def export_all(self, folder: str) -> list[Exported]:
+        """Measure the current settings and export every figure, with no event loop running.
+
+        Raises
+        ------
+        XStageError
+            If the settings are impossible, or the measurement or the export fails.
+        """
+        self.picture(self.controls.values())
+        self.strip.folder.value, self._failed, self._exported = folder, None, []
+        self.measure()
+        for index in range(len(self.tabs)):
+            self.figures.selected_index = index
+            self.export()
+            if self._failed is not None:
+                raise self._failed
+        return self._exported
+
     def _tell_exported(self, written: Exported) -> None:
+        self._exported.append(written)
         names = ", ".join(path.name for path in written.files)
         self.strip.say(" ".join([f"Wrote {names} in {written.files[0].parent.resolve()}.",
                                  *written.notes]))
 
     def _end_export(self, error: XStageError | None) -> None:
         self.strip.set_exporting(False)
+        self._failed = error
         if error is not None:
             self.strip.warn(str(error))
 
@@ -278,6 +302,7 @@ class Panel(w.VBox):
 
     def _finish(self, error: XStageError | None) -> None:
         self._running = False
+        self._failed = error
         self.strip.set_running(False)
         if error is not None:
             self.strip.warn(f"{error} {self._n_taken} runs were made.")

@@ -22,7 +22,8 @@ class Strip(w.VBox):
                  stop: Callable[[], None], export: Callable[[], None]) -> None:
         self.badges = w.HTML(layout=w.Layout(flex="1 1 auto", min_height="44px"))
         self.message = w.HTML(layout=w.Layout(min_height="40px"))
-        self.bar = w.FloatProgress(min=0.0, max=1.0, layout=w.Layout(flex="1 1 40px", width="40px"))
+        self.bar = w.FloatProgress(min=0.0, max=1.0, layout=w.Layout(flex="1 1 40px", width="40px",
+                                                               max_width="240px"))
         self.folder = w.Text("exports", layout=w.Layout(width="84px"),
                              tooltip="the folder that Export writes into")
         self._measure = _button("Measure", "play", measure, "primary",

@@ -38,7 +38,7 @@ SHAPES: dict[str, Values] = {
     "8192 × 8192 × 4096": {"m": 8192, "n": 8192, "k": 4096},
     "8192 × 7168 × 2048": {"m": 8192, "n": 7168, "k": 2048},
     "4096 × 16384 × 8192": {"m": 4096, "n": 16384, "k": 8192},
-    **{f"GEMM + RS, K = {k}": _PUBLISHED | {"k": k} for k in (512, 1024, 2048, 4096)},
+    **{f"GEMM + RS, K = {k}": _PUBLISHED | {"k": k} for k in (512, 1024, 2048, 4096, 8192)},
 }
 _OTHER = "other"
 
@@ -130,11 +130,13 @@ class Tune(Panel):
 
     def plan_sweep(self, values: Values) -> Iterator[Planned]:
         """Plan the runs of a series that the machine can run."""
-        if values["device"] == "recorded" and values["series"] != "k":
-            raise XStageError("published runs do not say their tile, their depth or anything but "
-                              "k. Choose k to sweep over, or the simulated device.")
-        yield from self._plan([values | changed for changed in SERIES[values["series"]](
-            self.picture(values))])
+        series = SERIES[values["series"]](self.picture(values))
+        if values["device"] == "recorded":
+            if values["series"] != "k":
+                raise XStageError("published runs differ in k alone. Choose k to sweep over, or "
+                                  "the simulated device.")
+            series = [{"k": record.parameters["k"]} for record in published_gemm_rs()]
+        yield from self._plan([values | changed for changed in series])
 
     def _plan(self, series: list[Values]) -> Iterator[Planned]:
         timed, reasons = set(self.t_mma_s), []
