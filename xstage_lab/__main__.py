@@ -59,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
         ("predict", command.predict, "what the law says of a workload"),
         ("measure", command.measure, "run a workload on a device"),
         ("compare", command.compare, "measure a workload and set the prediction beside it"),
+        ("export", command.export, "figures, data and parameters of a workload as files"),
     ):
         added = verb(name, run, text)
         _add_machine(added)
@@ -67,6 +68,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_machine(calibrate)
     calibrate.add_argument("--producers", type=_number, help="producers K (default: every SM)")
     calibrate.add_argument("--bytes", type=_number, default=32768, help="burst of one producer, B")
+    demo = verb("demo", command.demo, "the whole way once, without a browser")
+    demo.add_argument("--out", default="demo-figures", help="folder for the figures")
     verb("doctor", command.doctor, "what this computer has and lacks for the lab")
     lab = verb("lab", command.lab, "open the notebooks in JupyterLab")
     lab.add_argument("--port", type=int, default=8888)

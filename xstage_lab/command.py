@@ -10,7 +10,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xstage_lab import analysis, catalog
 from xstage_lab.devices.base import Device
@@ -19,6 +19,9 @@ from xstage_lab.record import SUMMARY_KEYS, Record
 from xstage_lab.schedule import build
 from xstage_lab.spec import BurstTrain, FusedGemm, MachineSpec, Tuning, Workload
 from xstage_lab.units import text
+
+if TYPE_CHECKING:
+    from xstage_lab.lab.panel import Panel
 
 Result = tuple[dict[str, Any], list[str]]
 DEVICES = ("simulated", "sockets", "recorded")
@@ -98,6 +101,50 @@ def doctor(options: argparse.Namespace) -> Result:
     """Say what this computer has and lacks."""
     from xstage_lab import doctor as examination
     return examination.report(), examination.lines()
+
+
+def export(options: argparse.Namespace) -> Result:
+    """Measure a workload and write every figure of its panel, with data and parameters."""
+    from xstage_lab.lab import BurstGap, Tune
+    machine = machine_of(options)
+    if options.link or options.calibration:
+        raise XStageError("export draws a machine's own link and published figures; put another "
+                          "link into a machine file and give its path as --machine.")
+    workload, tuning = workload_of(options, machine)
+    supplied_values = {name: getattr(options, name) for name in analysis.PARAMETERS}
+    settings = {"machine": options.machine, **supplied_values}
+    if isinstance(workload, BurstTrain):
+        settings |= {name: getattr(workload, name) for name in
+                     ("n_producers", "burst_bytes", "gap_s", "n_bursts", "sync")}
+        return _exported(BurstGap(**settings), options.out or "exports")
+    settings |= {name: getattr(workload, name) for name in
+                 ("m", "n", "k", "n_gpus", "destinations", "out_dtype")}
+    settings |= {name: getattr(tuning, name) for name in
+                 ("tile_m", "tile_n", "tile_k", "issue_depth")}
+    return _exported(Tune(**settings), options.out or "exports")
+
+
+def demo(options: argparse.Namespace) -> Result:
+    """Go the whole way once: sweep, measure, predict, and write every figure."""
+    from xstage_lab.lab import BurstGap, Tune
+    files: list[str] = []
+    lines: list[str] = []
+    for panel, name in ((BurstGap(), "burst-gap"), (Tune(k=1024), "tune")):
+        panel.sweep()
+        result, told = _exported(panel, str(Path(options.out) / name))
+        files += result["files"]
+        lines += [*analysis.explain(panel.picture(panel.controls.values()).prediction), *told, ""]
+    return {"files": files}, lines
+
+
+def _exported(panel: Panel, folder: str) -> Result:
+    try:
+        written = panel.export_all(folder)
+    finally:
+        panel.close()
+    files = [str(path) for each in written for path in each.files]
+    notes = list(dict.fromkeys(note for each in written for note in each.notes))
+    return {"files": files, "notes": notes}, [f"Wrote {len(files)} files in {folder}.", *notes]
 
 
 def lab(options: argparse.Namespace) -> Result:
