@@ -86,10 +86,29 @@ def staged_gemm(gemm: FusedGemm, machine: MachineSpec, cal: Calibration, n_ctas:
         staged = law.Staged(*(np.where(slower, a, b)
                               for a, b in zip(other, staged, strict=True)))
         staged = staged._replace(total_s=total)
+    if gemm.destinations == "round-robin":
+        staged = _with_local_sms(gemm, run, staged)
     mesh = machine.link.topology == "full mesh"  # every pair has its own lane: no incast
     if gemm.destinations == "row-owner-unrotated" and gemm.n_gpus > 1 and not mesh:
         staged = _with_incast(gemm, run, staged)
     return staged, run
+
+
+def _with_local_sms(gemm: FusedGemm, run: law.TileRun, staged: law.Staged) -> law.Staged:
+    """Take into means over SMs that some of them have all the local tiles.
+
+    Tile i runs on SM i mod K and belongs to GPU i mod P. Unless K and P are coprime, only some
+    SMs meet their own GPU's tiles; they run ahead, while the others set the time.
+    """
+    some = np.gcd(np.asarray(run.n_sms, dtype=np.int64), gemm.n_gpus) > 1
+    share = np.where(some, 1.0 / gemm.n_gpus, 0.0)
+    issue = law.issue_free_time(run.tile_bytes, run.per_sm_bytes_per_s, run.issue_latency_s)
+    mma, depth = law.floats(run.t_mma_s, run.issue_depth)
+    chain = np.where(depth == 1, mma + issue, np.maximum(mma, issue))
+    return staged._replace(
+        period_s=staged.period_s - share * np.maximum(staged.period_s - chain, 0.0),
+        issue_s=staged.issue_s - share * np.maximum(staged.issue_s - issue, 0.0),
+        stall_ratio=staged.stall_ratio * (1 - share))
 
 
 def _with_incast(gemm: FusedGemm, run: law.TileRun, staged: law.Staged) -> law.Staged:

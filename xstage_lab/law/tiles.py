@@ -167,6 +167,8 @@ def regime(run: TileRun, bounds_s: Floats) -> tuple[NDArray[np.int64], Floats]:
     bound starts from the compute chain and is set against the others only where it wins.
     """
     which = np.argmax(bounds_s, axis=0)
+    tie = (which == 2) & np.isclose(bounds_s[2], bounds_s[3])  # a single wave: it must fit
+    which = np.where(tie, 3, which)
     compute, issuing, drain, _ = bounds_s
     issue = issue_free_time(run.tile_bytes, run.per_sm_bytes_per_s, run.issue_latency_s)
     serial = np.broadcast_to(np.asarray(run.issue_depth) == 1, which.shape)
