@@ -24,6 +24,7 @@ SUBJECTS = (
     "accuracy_bursts",
     "accuracy_gemm",
     "accuracy_sockets",
+    "runlog",
     "slider",
 )
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from xstage_lab.devices.base import Device
 from xstage_lab.errors import WorkerFailed, XStageError, require_number
-from xstage_lab.parallel import Job, measure, spread
+from xstage_lab.parallel import Job, Measured, measure, spread
 from xstage_lab.record import Record
 from xstage_lab.runlog import RunLog
 from xstage_lab.schedule import Program
@@ -74,49 +74,50 @@ def run(
     jobs = [Job(program, seed + i * repeats + repeat, 0 if repeat else warm_up)
             for i, program in enumerate(programs) for repeat in range(repeats)]
     stop = stop or (lambda: False)
-    found = _one_by_one(device, jobs, stop) if executor is None else spread(
-        executor, device, jobs, stop)
+    logged = log is not None
+    found = _one_by_one(device, jobs, logged, stop) if executor is None else spread(
+        executor, device, jobs, logged, stop)
     return _in_order(found, len(jobs), progress or (lambda *_: None), log)
 
 
 def _one_by_one(
-    device: Device, jobs: Iterable[Job], stop: Callable[[], bool]
-) -> Generator[dict[int, Record], None, None]:
+    device: Device, jobs: Iterable[Job], logged: bool, stop: Callable[[], bool]
+) -> Generator[dict[int, Measured], None, None]:
     """Measure points in this process, or in the one of a `worker.Worker`."""
     for i, job in enumerate(jobs):
         try:
-            record = measure(device, job, stop)
+            point = measure(device, job, logged, stop)
         except WorkerFailed:
             if stop():  # ended because it was told to
                 return
             raise
-        if record is None:
+        if point is None:
             return
-        yield {i: record}
+        yield {i: point}
 
 
 def _in_order(
-    found: Generator[dict[int, Record], None, None],
+    found: Generator[dict[int, Measured], None, None],
     n_points: int,
     progress: Callable[[float, str], None],
     log: RunLog | None,
 ) -> Iterator[Record]:
     """Log points as they come, and yield them in order up to the first that is missing."""
-    early: dict[int, Record] = {}
+    early: dict[int, Measured] = {}
     n_found = n_yielded = 0
     with contextlib.closing(found):
         for points in found:
             unlogged: XStageError | None = None
             try:
                 if log is not None:
-                    log.add(points.values())
+                    log.add(point.entry or point.record for point in points.values())
             except XStageError as error:  # what was measured is shown all the same
                 unlogged = error
             early |= points
             n_found += len(points)
             progress(n_found / n_points, f"{n_found} of {n_points} points")
             while n_yielded in early:
-                yield early.pop(n_yielded)
+                yield early.pop(n_yielded).record
                 n_yielded += 1
             if unlogged is not None:
                 raise unlogged

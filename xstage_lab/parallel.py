@@ -21,6 +21,7 @@ from typing import NamedTuple
 from xstage_lab.devices.base import Device
 from xstage_lab.errors import WorkerFailed, XStageError
 from xstage_lab.record import Record
+from xstage_lab.runlog import Entry, entry
 from xstage_lab.schedule import Program
 from xstage_lab.worker import without_main
 
@@ -39,26 +40,42 @@ class Job(NamedTuple):
     warm_up: int
 
 
-class _Batch(NamedTuple):
-    """What came back of a batch: its first records, the error that ended it, and the time taken."""
+class Measured(NamedTuple):
+    """A record, and what a run log keeps of it if there is one."""
 
-    records: list[Record]
+    record: Record
+    entry: Entry | None
+
+
+class _Batch(NamedTuple):
+    """What came back of a batch: its first points, the error that ended it, and the time taken."""
+
+    points: list[Measured]
     error: XStageError | None
     taken_s: float
 
 
-def measure(device: Device, job: Job, stopped: Callable[[], bool]) -> Record | None:
+def measure(
+    device: Device, job: Job, logged: bool, stopped: Callable[[], bool]
+) -> Measured | None:
     """Measure one point in this process; None if it was stopped before its last run began."""
     for _ in range(job.warm_up):
         if stopped():
             return None
         device.measure(job.program, seed=job.seed)
-    return None if stopped() else device.measure(job.program, seed=job.seed)
+    if stopped():
+        return None
+    record = device.measure(job.program, seed=job.seed)
+    return Measured(record, entry(record) if logged else None)
 
 
 def spread(
-    executor: Executor, device: Device, jobs: Sequence[Job], stop: Callable[[], bool]
-) -> Generator[dict[int, Record], None, None]:
+    executor: Executor,
+    device: Device,
+    jobs: Sequence[Job],
+    logged: bool,
+    stop: Callable[[], bool],
+) -> Generator[dict[int, Measured], None, None]:
     """Measure points on the workers of `executor` and yield them by their index, as they finish.
 
     Parameters
@@ -67,6 +84,8 @@ def spread(
     device : Device
         Sent to the workers.
     jobs : sequence of Job
+    logged : bool
+        Whether the points are for a run log.
     stop : callable
         Once it says true no new point starts; those being measured are still yielded. An executor
         whose workers do not share this computer's disk ends its batches first.
@@ -80,15 +99,15 @@ def spread(
     """
     with tempfile.TemporaryDirectory(prefix="xstage-") as folder:
         halt = Path(folder) / "stop"
-        sent = _Sent(executor, device, jobs, str(halt))
+        sent = _Sent(executor, device, jobs, logged, str(halt))
         try:
             while True:
                 if stop():
                     sent.end()
                 if not sent.hand_out():
                     break
-                if records := sent.take():
-                    yield records
+                if points := sent.take():
+                    yield points
         finally:
             sent.end()
             wait(sent.batches)
@@ -99,8 +118,10 @@ def spread(
 class _Sent:
     """The batches on their way, and what is left to hand out."""
 
-    def __init__(self, executor: Executor, device: Device, jobs: Sequence[Job], halt: str) -> None:
-        self._executor, self._device, self._jobs, self._halt = executor, device, jobs, halt
+    def __init__(self, executor: Executor, device: Device, jobs: Sequence[Job], logged: bool,
+                 halt: str) -> None:
+        self._executor, self._device, self._jobs = executor, device, jobs
+        self._logged, self._halt = logged, halt
         self._n_sent, self._size = 0, 1
         self._finished: queue.SimpleQueue[Future[_Batch]] = queue.SimpleQueue()
         self.batches: dict[Future[_Batch], int] = {}  # to the index of its first point
@@ -111,7 +132,8 @@ class _Sent:
         while self._n_sent < len(self._jobs) and len(self.batches) < MAX_BATCHES:
             batch = self._jobs[self._n_sent : self._n_sent + self._size]
             try:
-                future = self._executor.submit(_measure_batch, self._device, batch, self._halt)
+                future = self._executor.submit(_measure_batch, self._device, batch, self._logged,
+                                               self._halt)
             except Exception as error:
                 self._fail(error)
                 break
@@ -120,8 +142,8 @@ class _Sent:
             future.add_done_callback(self._finished.put)
         return bool(self.batches)
 
-    def take(self) -> dict[int, Record]:
-        """Wait a moment for a batch and return its records by index; nothing if none came."""
+    def take(self) -> dict[int, Measured]:
+        """Wait a moment for a batch and return its points by index; nothing if none came."""
         try:
             future = self._finished.get(timeout=_ASK_STOP_S)
         except queue.Empty:
@@ -136,9 +158,9 @@ class _Sent:
             return {}
         if batch.error is not None:
             self._fail(batch.error)
-        if batch.records:
-            self._size = max(1, int(BATCH_S * len(batch.records) / max(batch.taken_s, 1e-9)))
-        return dict(enumerate(batch.records, first))
+        if batch.points:
+            self._size = max(1, int(BATCH_S * len(batch.points) / max(batch.taken_s, 1e-9)))
+        return dict(enumerate(batch.points, first))
 
     def end(self) -> None:
         """Let no new point start, here or in a worker."""
@@ -156,22 +178,23 @@ class _Sent:
         self.end()
 
 
-def _measure_batch(device: Device, jobs: Sequence[Job], halt: str) -> _Batch:
+def _measure_batch(device: Device, jobs: Sequence[Job], logged: bool, halt: str) -> _Batch:
     """Measure points in a worker until one fails or the file `halt` appears."""
-    began, records = time.perf_counter(), []
+    began = time.perf_counter()
+    points: list[Measured] = []
     error: XStageError | None = None
     try:
         for job in jobs:
-            record = measure(device, job, lambda: Path(halt).exists())
-            if record is None:
+            point = measure(device, job, logged, lambda: Path(halt).exists())
+            if point is None:
                 break
-            records.append(record)
+            points.append(point)
     except XStageError as failure:
         error = failure
     except Exception as failure:  # a defect of the device; what was measured must not be lost
         error = WorkerFailed(f"the device failed unexpectedly ({type(failure).__name__}: "
                              f"{failure}). Please report it.")
-    return _Batch(records, error, time.perf_counter() - began)
+    return _Batch(points, error, time.perf_counter() - began)
 
 
 def local_processes(n_workers: int | None = None) -> ProcessPoolExecutor:

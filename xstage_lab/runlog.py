@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from xstage_lab import __version__
 from xstage_lab.database import Database
@@ -126,6 +126,29 @@ class Run:
     provenance: dict[str, Any]
 
 
+class Entry(NamedTuple):
+    """A record as the log keeps it: the columns of its run but the id, and its file."""
+
+    columns: tuple[Any, ...]
+    content: bytes
+
+
+def entry(record: Record) -> Entry:
+    """Return what the log keeps of `record`.
+
+    Making it takes longer than writing it: a worker process makes it where it measures.
+    """
+    origin = record.provenance
+    date = origin.get("date") or datetime.now(UTC).isoformat(timespec="seconds")
+    named = (str(date), str(origin.get("device", "")),
+             str(origin.get("badge", "")), str(origin.get("machine", "")),
+             str(record.parameters.get("workload", "")))
+    summary = to_plain({key: record.summary.get(key) for key in SUMMARY_KEYS})
+    columns = (str(uuid.uuid4()), *named, code_version(), *summary.values(),
+               json.dumps(to_plain(record.parameters)), json.dumps(to_plain(origin)))
+    return Entry(columns, record.to_bytes())
+
+
 class RunLog:
     """A run log, made where there is none yet; may be used from any thread.
 
@@ -149,12 +172,12 @@ class RunLog:
         with self._database.reading():
             pass  # opened, so that a file that is of no use is told now
 
-    def add(self, records: Record | Iterable[Record]) -> list[int]:
+    def add(self, records: Record | Iterable[Record | Entry]) -> list[int]:
         """Log records: all of them are on the disk when this returns, or none where it raises.
 
         Parameters
         ----------
-        records : Record or iterable of Record
+        records : Record, or iterable of Record or Entry
             Many at once are faster than one after another.
 
         Returns
@@ -168,11 +191,11 @@ class RunLog:
             For instance because the disk is full.
         """
         many = [records] if isinstance(records, Record) else records
-        rows = [(_row(record), record.to_bytes()) for record in many]
+        entries = [each if isinstance(each, Entry) else entry(each) for each in many]
         ids: list[int] = []
         with self._database.writing() as db:
-            for row, content in rows:
-                number = db.execute(_INSERT, row).lastrowid or 0
+            for columns, content in entries:
+                number = db.execute(_INSERT, columns).lastrowid or 0
                 db.execute("INSERT INTO samples (run, record) VALUES (?, ?)", (number, content))
                 ids.append(number)
         return ids
@@ -248,12 +271,13 @@ class RunLog:
         FileRejected
             If the folder cannot be written.
         """
-        files, entries = [], []
+        files, exported = [], []
         for number in dict.fromkeys(ids):
             run, record = self._stored(number)
             files.append(record.save(Path(folder) / f"run-{run.id}.npz"))
-            entries.append(_entry(run, record))
-        texts = {"runs.csv": _csv(entries), "runs.json": json.dumps({"runs": entries}, indent=1)}
+            exported.append(_plain_run(run, record))
+        texts = {"runs.csv": _csv(exported),
+                 "runs.json": json.dumps({"runs": exported}, indent=1)}
         for name, text in texts.items():
             write_atomic(Path(folder) / name, text.encode())
         return [*(Path(folder) / name for name in texts), *files]
@@ -290,31 +314,19 @@ def _whole(field: str, value: int) -> int:
     return int(value)
 
 
-def _row(record: Record) -> tuple[Any, ...]:
-    """Return the columns of a run but its id."""
-    origin = record.provenance
-    date = origin.get("date") or datetime.now(UTC).isoformat(timespec="seconds")
-    named = (str(date), str(origin.get("device", "")),
-             str(origin.get("badge", "")), str(origin.get("machine", "")),
-             str(record.parameters.get("workload", "")))
-    summary = to_plain({key: record.summary.get(key) for key in SUMMARY_KEYS})
-    return (str(uuid.uuid4()), *named, code_version(), *summary.values(),
-            json.dumps(to_plain(record.parameters)), json.dumps(to_plain(origin)))
-
-
-def _entry(run: Run, record: Record) -> dict[str, Any]:
+def _plain_run(run: Run, record: Record) -> dict[str, Any]:
     """Return a run with its whole summary, fit for JSON."""
     about = {name: getattr(run, name) for name in _COLUMNS if name not in SUMMARY_KEYS}
     return about | {"summary": to_plain(record.summary)}
 
 
-def _csv(entries: list[dict[str, Any]]) -> str:
+def _csv(runs: list[dict[str, Any]]) -> str:
     """Return runs as a table: a row each, every summary value and parameter a column."""
     rows = []
-    for entry in entries:
-        about = {k: v for k, v in entry.items() if not isinstance(v, dict)}
-        rows.append(about | entry["summary"] | {k: v for k, v in entry["parameters"].items()
-                                                if k not in about})
+    for run in runs:
+        about = {k: v for k, v in run.items() if not isinstance(v, dict)}
+        rows.append(about | run["summary"] | {k: v for k, v in run["parameters"].items()
+                                              if k not in about})
     text = io.StringIO(newline="")
     table = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)))
     table.writeheader()
