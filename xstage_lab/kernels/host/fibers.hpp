@@ -24,6 +24,7 @@ class Gate {
 inline void pause(const char* what, Place place) {
     current->waits_in = what;
     current->place = place;
+    current->n_same = 0;
     switch_out(nullptr, 0);
     current->waits_in = nullptr;
 }

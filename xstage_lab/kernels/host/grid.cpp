@@ -30,7 +30,11 @@ void named_barrier(unsigned id, unsigned n_threads, Place place) {
     if (n_threads == 0 || n_threads % WARP_SIZE != 0 || n_threads > launch->n_threads)
         fail("a barrier of " + std::to_string(n_threads) + " threads; allowed are multiples of 32 "
              "up to the CTA's " + std::to_string(launch->n_threads));
-    current->cta->named[id].meet("barrier_sync", place, n_threads);
+    static constexpr const char* NAMES[] = {
+        "", "barrier 1", "barrier 2", "barrier 3", "barrier 4", "barrier 5", "barrier 6",
+        "barrier 7", "barrier 8", "barrier 9", "barrier 10", "barrier 11", "barrier 12",
+        "barrier 13", "barrier 14", "barrier 15"};
+    current->cta->named[id].meet(NAMES[id], place, n_threads);
 }
 
 namespace {

@@ -6,7 +6,7 @@ import ctypes
 import re
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +108,8 @@ class HostKernel:
         with ThreadPoolExecutor(1) as pool:
             running = pool.submit(call)
             try:
+                while not wait([running], timeout=0.1).done:  # a signal may not end a wait
+                    pass
                 return running.result()
             except KeyboardInterrupt:
                 self._library.host_interrupt()

@@ -14,10 +14,8 @@ inline unsigned load(const unsigned* p, std::memory_order order) {
     me.n_same = p == me.polled && value == me.seen ? me.n_same + 1 : 0;
     me.polled = p;
     me.seen = value;
-    if (me.n_same >= 16) {  // a loop that forgets __nanosleep must not keep the others from running
-        me.n_same = 0;
+    if (me.n_same >= 16)  // a loop that forgets __nanosleep must not keep the others from running
         pause("a load", Place::current());
-    }
     return value;
 }
 

@@ -40,7 +40,7 @@ def check_races(code: str, *, timeout_s: float = 300.0) -> list[str]:
     """
     require_number("timeout_s", timeout_s, low=0, open_low=True, unit="s")
     environment = {**os.environ, THREADS: "1", "LD_PRELOAD": str(_sanitizer()),
-                   "TSAN_OPTIONS": "exitcode=0:report_signal_unsafe=0"}
+                   "TSAN_OPTIONS": "exitcode=0:report_signal_unsafe=0:suppress_equal_addresses=0"}
     try:
         done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True,
                               text=True, timeout=timeout_s, check=False)

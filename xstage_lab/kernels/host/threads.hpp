@@ -56,6 +56,7 @@ class Gate {
 inline void pause(const char* what, Place place) {
     current->waits_in = what;
     current->place = place;
+    current->n_same = 0;
     if (launch->stop.load(std::memory_order_relaxed)) throw Stopped{};
     std::this_thread::yield();
     current->waits_in = nullptr;
