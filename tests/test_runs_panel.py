@@ -1,0 +1,163 @@
+"""The panel of the run log, without a browser."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from test_runlog import point
+
+from xstage_lab.lab.runs import Runs
+from xstage_lab.record import Record
+from xstage_lab.runlog import Run, RunLog
+
+
+class Figures:
+    """Stands for a panel's figures: keeps what is overlaid."""
+
+    def __init__(self) -> None:
+        self.shown: list[float] = []
+
+    def overlay(self, chosen: list[tuple[Run, Record]]) -> str:
+        self.shown = [record.summary["total_s"] for _, record in chosen]
+        return f"{len(chosen)} shown."
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[RunLog]:
+    """A log of three runs."""
+    made = RunLog(tmp_path / "runs.sqlite")
+    made.add([point(1e-6), point(2e-6, machine="H100-SXM"), point(3e-6, badge="LIVE")])
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def figures() -> Figures:
+    return Figures()
+
+
+@pytest.fixture
+def panel(log: RunLog, figures: Figures, tmp_path: Path) -> Iterator[Runs]:
+    """The panel of that log, its list read."""
+    made = Runs(log.path, overlay=figures.overlay)
+    made.folder.value = str(tmp_path / "out")
+    made.refresh()
+    yield made
+    made.close()
+
+
+def ids(panel: Runs) -> list[int]:
+    return [number for _, number in panel.list.options]
+
+
+def test_opening_the_panel_touches_no_disk(tmp_path: Path) -> None:
+    """Until its list is asked for, the panel makes no file."""
+    Runs(tmp_path / "runs.sqlite").close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_runs_are_listed_with_their_numbers(panel: Runs) -> None:
+    """The newest run stands first, each line with date, badge, machine, parameters and total."""
+    assert ids(panel) == [3, 2, 1]
+    line = panel.list.options[1][0]
+    assert line.startswith("#2 · 20")
+    assert line.endswith(
+        "SIMULATED · H100-SXM · BurstTrain · n_producers=4 gap_s=0 us · total 2 us")
+
+
+def test_filter_words_hold_together(panel: Runs) -> None:
+    """Only lines with every word of the filter stay, whatever its case and order."""
+    panel.words.value = "b200 LIVE"
+    assert ids(panel) == [3]
+    panel.words.value = "h100 n_producers=4 simulated"
+    assert ids(panel) == [2]
+    panel.words.value = "nothing like it"
+    assert ids(panel) == []
+    assert "0 runs of 3" in panel.message.value
+
+
+def test_only_runs_of_the_panels_workload_are_listed(log: RunLog) -> None:
+    """A panel of another workload lists none of these."""
+    panel = Runs(log.path, workload="FusedGemm")
+    panel.refresh()
+    assert ids(panel) == []
+    panel.close()
+
+
+def test_refreshing_finds_new_runs_and_keeps_the_choice(panel: Runs, log: RunLog) -> None:
+    """Runs logged meanwhile appear at the top, and chosen ones stay chosen."""
+    panel.list.value = [2]
+    log.add(point(4e-6))
+    panel.refresh()
+    assert ids(panel) == [4, 3, 2, 1]
+    assert panel.list.value == (2,)
+
+
+def test_chosen_runs_are_overlaid_and_cleared(panel: Runs, figures: Figures) -> None:
+    """Overlay hands over the chosen runs with their samples, Clear none."""
+    panel.overlay()
+    assert "Choose runs" in panel.message.value
+    panel.list.value = [3, 1]
+    panel.overlay()
+    assert figures.shown == [3e-6, 1e-6]
+    assert "2 shown" in panel.message.value
+    panel.clear()
+    assert figures.shown == []
+
+
+def test_overlaying_leaves_the_kernel_free(panel: Runs, figures: Figures) -> None:
+    """Behind an event loop the runs are read beside it, and drawn on it."""
+
+    async def main() -> None:
+        panel.list.value = [1]
+        panel.overlay()
+        assert figures.shown == []
+        while figures.shown == []:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(main(), 30.0))
+    assert figures.shown == [1e-6]
+
+
+def test_chosen_runs_are_exported(panel: Runs, tmp_path: Path) -> None:
+    """Export writes the chosen runs and says where, and a bad folder is told in words."""
+    panel.list.value = [1, 3]
+    panel.export()
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == [
+        "run-1.npz", "run-3.npz", "runs.csv", "runs.json"]
+    assert "2 record files" in panel.message.value
+    (tmp_path / "file").write_text("")
+    panel.folder.value = str(tmp_path / "file")
+    panel.export()
+    assert "cannot be written" in panel.message.value
+
+
+def test_deleting_takes_two_presses_on_the_same_runs(panel: Runs, log: RunLog) -> None:
+    """Nothing is deleted until Delete is pressed again on the same choice."""
+    panel.delete()
+    panel.list.value = [1]
+    panel.delete()
+    assert "Press Delete again to delete 1 run for good" in panel.message.value
+    panel.list.value = [1, 2]
+    panel.delete()
+    assert [run.id for run in log.runs()] == [3, 2, 1]
+    panel.delete()
+    assert [run.id for run in log.runs()] == [3]
+    assert ids(panel) == [3]
+    assert "Deleted 2 runs" in panel.message.value
+    panel.list.value = [3]
+    panel.delete()
+    assert len(log.runs()) == 1
+
+
+def test_a_log_that_cannot_be_opened_is_told(tmp_path: Path) -> None:
+    """A file that is no log is told in the panel, and the panel lives on."""
+    (tmp_path / "runs.sqlite").write_text("gap_s\n" * 100)
+    panel = Runs(tmp_path / "runs.sqlite")
+    panel.refresh()
+    assert "no run log" in panel.message.value
+    assert ids(panel) == []
+    panel.close()
