@@ -386,6 +386,13 @@ def test_fused_gemms(destinations: str, k: int, m: int, depth: int, capacity: fl
     agree(FusedGemm(m=m, n=2048, k=k, destinations=destinations), depth, capacity)
 
 
+@pytest.mark.parametrize("depth", [2, 4, 16])
+def test_deep_staging_before_a_local_end(depth: int) -> None:
+    """Tiles staged while the path is full need no computing once it has room: after the last
+    remote tile a deep pipeline has only to issue what it holds."""
+    agree(FusedGemm(m=8192, n=2048, k=800, n_gpus=2, destinations="row-owner"), depth, 1.0 * MIB)
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 def test_less_than_a_wave(depth: int) -> None:
     """Fewer tiles than SMs take one MMA and one issue."""

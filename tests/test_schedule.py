@@ -165,7 +165,10 @@ def test_rows_of_a_train(train: BurstTrain) -> None:
         assert (bursts["gap_s"][1:] == train.gap_s).all()
         assert (bursts["owner"] == bursts["owner"][0]).all()  # a producer keeps its peer
         assert ((bursts["owner"] == gpu) == (train.n_gpus == 1)).all()
-        received += np.bincount(tasks["owner"], minlength=train.n_gpus)
+        to_each = np.bincount(tasks["owner"], minlength=train.n_gpus)
+        received += to_each
+        to_peers = np.delete(to_each, gpu) // train.n_bursts
+        assert to_peers.size == 0 or to_peers.max() - to_peers.min() <= 1
     assert (received == train.n_bursts * train.n_producers).all()  # nobody is a hot spot
 
 

@@ -241,6 +241,20 @@ def test_bursts_against_simpy(seed: int) -> None:
         max(*reference.arrived.values(), *ends), rel=1e-9)
 
 
+def test_small_chunks_do_not_overtake() -> None:
+    """First come, first served: a small chunk that would fit waits behind a large one that does
+    not, so that nobody starves."""
+    machine = machine_of(2, egress_bytes_per_s=1.0, per_sm_bytes_per_s=100.0,
+                         path_capacity_bytes=3.0)
+    train = BurstTrain(n_producers=2, burst_bytes=1, gap_s=0.0, n_bursts=1)
+    program = build(train, machine)
+    for tasks in program.tasks:
+        tasks["store_bytes"] = 512, 256  # in 256 chunks each, of 2 bytes and of 1
+    large, small = tiles_of(SimulatedDevice(machine, chunks_per_tile=256).measure(program))
+    assert large["issue_end_s"] == pytest.approx(small["issue_end_s"], rel=0.02)
+    assert small["issue_end_s"] > 0.95 * (512 + 256)
+
+
 # --- laws of queues -----------------------------------------------------------------------------
 
 workloads = st.one_of(burst_trains(n_sms=1), gemms(max_gpus=3, max_edge=700))
