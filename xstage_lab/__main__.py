@@ -25,7 +25,7 @@ EPILOG = """Times are seconds, rates bytes per second, sizes bytes. Examples:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; return the exit status."""
     parser = _parser()
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(_joined(sys.argv[1:] if arguments is None else arguments))
     try:
         result, lines = options.run(options)
     except XStageError as error:
@@ -111,6 +111,18 @@ def _add_workload(parser: argparse.ArgumentParser) -> None:
     gemm.add_argument("--destinations", default="round-robin",
                       help="round-robin, row-owner, row-owner-unrotated or hot:SHARE")
     gemm.add_argument("--out-dtype", default="bf16", help="bf16 (default) or fp32")
+
+
+def _joined(arguments: Sequence[str]) -> list[str]:
+    """Join an option and a negative value: argparse takes -1e-6 for an option of its own."""
+    joined: list[str] = []
+    for argument in arguments:
+        negative = argument.startswith("-") and isinstance(_number(argument), int | float)
+        if negative and joined and joined[-1].startswith("--") and "=" not in joined[-1]:
+            joined[-1] += f"={argument}"
+        else:
+            joined.append(argument)
+    return joined
 
 
 def _number(text: str) -> int | float | str:
