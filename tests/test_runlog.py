@@ -21,10 +21,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from strategies import machine_of
 
 from xstage_lab import runlog
+from xstage_lab.analysis import calibrate
+from xstage_lab.devices.base import Device
 from xstage_lab.devices.recorded import RecordedDevice
+from xstage_lab.devices.simulated import SimulatedDevice
 from xstage_lab.errors import FileRejected, InvalidValue
+from xstage_lab.experiment import Logged
 from xstage_lab.record import SUMMARY_KEYS, TILE, Record, provenance
 from xstage_lab.runlog import Run, RunLog
 
@@ -204,6 +209,21 @@ def test_the_log_is_flushed_at_every_commit(log: RunLog) -> None:
     with log._database.reading() as db:
         assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
         assert db.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
+
+
+def test_a_logged_device_logs_whatever_measures_on_it(log: RunLog) -> None:
+    """A calibration on a logged device comes out as on the device, and all its runs are kept."""
+    device = SimulatedDevice(machine_of(n_sms=8, max_gpus=2, per_sm_bytes_per_s=40e9))
+    logged = Logged(device, log)
+    assert isinstance(logged, Device)
+    assert (logged.name, logged.badge, logged.machine, logged.capabilities) == (
+        device.name, device.badge, device.machine, device.capabilities)
+    found, alone = calibrate(logged), calibrate(device)
+    assert found.drain_bytes_per_s == alone.drain_bytes_per_s
+    assert found.capacity_bytes == alone.capacity_bytes
+    runs = log.runs()
+    assert len(runs) >= 10
+    assert {run.device for run in runs} == {"simulated"}
 
 
 # Files that are no log of ours: each is refused in words and left as it was.

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 from xstage_lab import analysis, catalog
 from xstage_lab.devices.base import Device
 from xstage_lab.errors import InvalidValue, UnknownName, XStageError, require_choice
+from xstage_lab.experiment import Logged
 from xstage_lab.record import SUMMARY_KEYS, Record
+from xstage_lab.runlog import RunLog
 from xstage_lab.schedule import build
 from xstage_lab.spec import BurstTrain, FusedGemm, MachineSpec, Tuning, Workload
 from xstage_lab.units import text
@@ -205,7 +207,7 @@ def _sockets_machine(options: argparse.Namespace) -> MachineSpec:
 
 
 def device_of(options: argparse.Namespace, machine: MachineSpec) -> Device:
-    """Construct the device asked for."""
+    """Construct the device asked for; what it measures goes into the run log."""
     name, _, path = options.device.partition(":")
     require_choice("device", name, DEVICES)
     if name == "recorded":
@@ -216,9 +218,9 @@ def device_of(options: argparse.Namespace, machine: MachineSpec) -> Device:
         return RecordedDevice(path, machine=machine)
     if name == "sockets":
         from xstage_lab.devices.sockets import SocketsDevice
-        return SocketsDevice(machine)
+        return Logged(SocketsDevice(machine), RunLog())
     from xstage_lab.devices.simulated import SimulatedDevice
-    return SimulatedDevice(machine)
+    return Logged(SimulatedDevice(machine), RunLog())
 
 
 def stored_calibration(

@@ -9,12 +9,13 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from typing import TypeVar
 
-from xstage_lab.devices.base import Device
+from xstage_lab.devices.base import Capabilities, Device
 from xstage_lab.errors import WorkerFailed, XStageError, require_number
 from xstage_lab.parallel import Job, Measured, measure, spread
 from xstage_lab.record import Record
 from xstage_lab.runlog import RunLog
 from xstage_lab.schedule import Program
+from xstage_lab.spec import MachineSpec
 
 Point = TypeVar("Point")
 
@@ -121,6 +122,51 @@ def _in_order(
                 n_yielded += 1
             if unlogged is not None:
                 raise unlogged
+
+
+class Logged:
+    """A device whose every measurement goes into a run log, for code that measures by itself.
+
+    Parameters
+    ----------
+    device : Device
+    log : RunLog
+    """
+
+    def __init__(self, device: Device, log: RunLog) -> None:
+        self.device, self.log = device, log
+
+    @property
+    def name(self) -> str:
+        """Name of the device."""
+        return self.device.name
+
+    @property
+    def badge(self) -> str:
+        """Badge of the device."""
+        return self.device.badge
+
+    @property
+    def machine(self) -> MachineSpec:
+        """Machine of the device."""
+        return self.device.machine
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Capabilities of the device."""
+        return self.device.capabilities
+
+    def measure(self, program: Program, seed: int | None = None) -> Record:
+        """Run `program` once on the device and log the record.
+
+        Raises
+        ------
+        XStageError
+            Whatever the device or the log raises.
+        """
+        record = self.device.measure(program, seed)
+        self.log.add(record)
+        return record
 
 
 def deliver(
