@@ -240,8 +240,8 @@ def test_close_leaves_nothing_and_can_be_repeated(make_worker):
     assert device.measure(programs(1)[0]).provenance["pid"] != pid
 
 
-def test_an_idle_worker_ends_and_the_next_measurement_starts_another(make_worker, tmp_path):
-    """A worker killed while idle is replaced without an error."""
+def test_a_worker_that_ended_while_idle_is_replaced(make_worker):
+    """A worker that ended while nobody asked it anything is replaced without an error."""
     device = make_worker()
     pid = device.measure(programs(1)[0]).provenance["pid"]
     os.kill(pid, signal.SIGKILL)

@@ -244,6 +244,15 @@ def test_a_machine_without_a_drain_rate_works_once_it_is_entered(close):
     assert "ASSUMED" in made.strip.badges.value
 
 
+def test_a_figure_is_opened_by_its_title(close):
+    """Setting `visible` opens that figure, and an unknown title is refused with the titles."""
+    made = _open(close, Tune)
+    made.visible = "Series"
+    assert made.figures.selected_index == 3
+    with pytest.raises(UnknownName, match="Residuals"):
+        made.visible = "Residual"
+
+
 def test_only_the_visible_figure_is_redrawn(close):
     """A change redraws the visible figure alone; the others follow when they are opened."""
     made = _open(close, Tune)
@@ -339,6 +348,7 @@ def test_export_writes_figure_data_and_parameters(close, tmp_path, monkeypatch):
     about = json.loads((tmp_path / "out/tile-depth-map.json").read_text())
     assert about["parameters"]["settings"] == made.controls.values()
     assert about["parameters"]["machine"]["name"] == "B200-SXM"
+    assert about["provenance"]["badge"] == "PREDICTED, ASSUMED"
     (tmp_path / "file").write_text("")
     made.strip.folder.value = str(tmp_path / "file")
     made.export()

@@ -91,7 +91,9 @@ comparison.error_ratio
 # messages: past a few KiB, waiting for arrival costs several times what issuing does.
 
 # %%
-BurstGap(machine="H20", n_producers=78, burst_bytes=16 * 1024, gap_s=1e-6)
+published = BurstGap(machine="H20", n_producers=78, burst_bytes=16 * 1024, gap_s=1e-6)
+published.visible = "Rate"
+published
 
 # %% [markdown]
 # ## What is not modelled

@@ -48,8 +48,10 @@ Tune(machine="B200-SXM", m=8192, n=8192, k=4096, tile_m=128, tile_n=128, issue_d
 # waiting for completion would give, is far off.
 
 # %%
-Tune(machine="H100-SXM", device="recorded", series="k", m=32768, n=32768, k=2048,
-     destinations="row-owner", tile_n=256)
+published = Tune(machine="H100-SXM", device="recorded", series="k", m=32768, n=32768, k=2048,
+                 destinations="row-owner", tile_n=256)
+published.visible = "Published"
+published
 
 # %% [markdown]
 # Not modelled: the reduction at the owner, multicast and in-switch reduction, traffic both ways

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from xstage_lab import law, plots
 from xstage_lab.devices.recorded import published_issue_times, published_sweeps
-from xstage_lab.lab.picture import Picture, Point, Values
+from xstage_lab.lab.picture import Picture, Values
 from xstage_lab.plots import points
 from xstage_lab.record import Record
 from xstage_lab.spec import BurstTrain
@@ -62,7 +62,7 @@ def issue_time(plot: plots.IssueGap, picture: BurstPicture) -> list[Record]:
     latency = picture.calibration.issue_latency_s
     bounds = law.train_bounds(n, x, t["issue_free_s"], volume, drain, capacity, latency)
     free, lockstep = ((accepted - (n - 1) * x) / n for accepted in bounds)
-    shown = _records(picture.points("gap_s", "sync"))
+    shown = picture.records("gap_s", "sync")
     plot.update({"gap_s": x, "free_s": free, "lockstep_s": lockstep},
                 points(shown, "gap_s", "issue_s", "sync"),
                 recovery_gap_s=t["gap_recovery_s"], badges=picture.badge_text(shown))
@@ -75,7 +75,7 @@ def period(plot: plots.PeriodGap, picture: BurstPicture) -> list[Record]:
     x, free = gaps(picture, 201), picture.prediction.terms["issue_free_s"]
     lockstep = x + law.lockstep_issue_time(x, free, volume, drain, capacity,
                                            picture.calibration.issue_latency_s)
-    shown = _records(picture.points("gap_s", "sync"))
+    shown = picture.records("gap_s", "sync")
     plot.update({"gap_s": x, "free_s": law.period(x, free, volume, drain), "lockstep_s": lockstep,
                  "drain_bound_s": np.full_like(x, volume / drain), "issue_bound_s": free + x,
                  "additive_s": law.completion_coupled_period(x, volume, drain)},
@@ -85,8 +85,8 @@ def period(plot: plots.PeriodGap, picture: BurstPicture) -> list[Record]:
 
 
 def backlog(plot: plots.Backlog, picture: BurstPicture) -> list[Record]:
-    """Draw the backlog of the last measurement of this very train."""
-    shown, terms = _records(picture.points()[-1:]), picture.prediction.terms
+    """Draw the backlog of the last overlaid run, else of the last measurement of this train."""
+    shown, terms = picture.records()[-1:], picture.prediction.terms
     plot.update(shown[0].backlog if shown else None,
                 capacity_bytes=terms["capacity_bytes"], peak_bytes=terms["peak_backlog_bytes"],
                 badges=picture.badge_text(shown) if shown else "Measure shows the backlog here")
@@ -99,7 +99,7 @@ def isolated_burst(plot: plots.IsolatedBurst, picture: BurstPicture) -> list[Rec
     found, x = picture.calibration, volumes(picture, 201)
     latency = found.issue_latency_s
     free = law.issue_free_time(x / picture.train.n_producers, found.per_sm_bytes_per_s, latency)
-    shown = _records(picture.points("burst_bytes", **ISOLATED))
+    shown = picture.records("burst_bytes", **ISOLATED)
     plot.update({"volume_bytes": x, "issue_bound_s": free,
                  "issue_s": law.isolated_issue_time(free, x, drain, capacity, latency),
                  "drain_bound_s": latency + (x - capacity) / drain},
@@ -118,7 +118,7 @@ def rate(plot: plots.RateAgainstSms, picture: BurstPicture) -> list[Record]:
         rows = sorted((r.parameters["n_producers"], r.summary["rate_bytes_per_s"])
                       for r in published if r.parameters["path"] == path)
         series.append((path, n_sms, rows[0][1] / rows[0][0], rows[-1][1]))
-    shown = _records(picture.points("n_producers", **SATURATED))
+    shown = picture.records("n_producers", **SATURATED)
     trains = [r.parameters["n_producers"] * r.parameters["burst_bytes"] / r.summary["period_s"]
               for r in shown]
     measured = {
@@ -156,7 +156,3 @@ def completion(plot: plots.IssueAgainstCompletion, picture: BurstPicture) -> lis
                  "fence_s": table["fence_flag_s"], "badge": table["badge"]},
                 badges=f"RECORDED, {name}; the line is drawn through 0 and 32 KiB")
     return published
-
-
-def _records(points_shown: list[Point]) -> list[Record]:
-    return [point.record for point in points_shown]

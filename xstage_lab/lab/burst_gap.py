@@ -84,7 +84,7 @@ class BurstGap(Panel):
         here = self.points_at(values)
         comparison = analysis.compare(prediction, here[-1].record) if here else None
         return BurstPicture(values=values, machine=machine, train=train, prediction=prediction,
-                            comparison=comparison, points_at=self.points_at)
+                            comparison=comparison, points_at=self.points_at, overlaid=self.overlaid)
 
     def device(self, values: Values) -> Callable[[], Device]:
         """Return the simulated device of the chosen machine."""

@@ -14,21 +14,18 @@ from typing import Any, NamedTuple
 
 import ipywidgets as w
 from bokeh.document import Document
-from bokeh.io import output_notebook
 from bokeh.models import Plot as BokehPlot
 from bokeh.models.annotations import Legend
-from bokeh.resources import Resources
-from IPython.core.getipython import get_ipython
-from jupyter_bokeh import BokehModel
 
 from xstage_lab import experiment
 from xstage_lab.devices.base import Device
 from xstage_lab.doctor import package_problems
-from xstage_lab.errors import XStageError
+from xstage_lab.errors import XStageError, require_choice
 from xstage_lab.export import Exported, export
 from xstage_lab.lab import style
 from xstage_lab.lab.coalesce import Coalescer
 from xstage_lab.lab.controls import Controls
+from xstage_lab.lab.live_figure import LiveFigure, load_bokehjs
 from xstage_lab.lab.picture import Picture, Point, Values
 from xstage_lab.lab.strip import Strip
 from xstage_lab.plots import Plot
@@ -39,15 +36,6 @@ from xstage_lab.worker import Worker
 #: Per-tile times of old points are let go beyond this; their summaries stay.
 MOST_TILE_BYTES = 256 * 2**20
 FIGURE_HEIGHT = 400  # pixels, the same in all tabs so that nothing below them jumps
-
-
-class LiveFigure(BokehModel):
-    """A Bokeh figure that a page opened later also sees as it is now."""
-
-    def get_state(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the state to send to a page, with the figure's present data."""
-        self._trait_values["render_bundle"] = self._model_to_traits(self._model)
-        return super().get_state(*args, **kwargs)
 
 
 class Tab(NamedTuple):
@@ -132,6 +120,11 @@ class Panel(w.VBox):
         """Title of the tab that is shown."""
         return list(self.tabs)[self.figures.selected_index or 0]
 
+    @visible.setter
+    def visible(self, title: str) -> None:
+        require_choice("figure", title, self.tabs)
+        self.figures.selected_index = list(self.tabs).index(title)
+
     def points_at(self, values: Values, *free: str) -> list[Point]:
         """Return the points measured with `values`, whatever the settings named in `free`."""
         fixed = values.keys() - set(free)
@@ -169,8 +162,14 @@ class Panel(w.VBox):
         copy: Any = Document.from_json(root.document.to_json()).roots[0]
         about = {"panel": type(self).__name__, "figure": self.visible,
                  "settings": picture.values, "machine": picture.machine,
-                 "calibration": picture.calibration}
-        origin = provenance("PREDICTED", "law", picture.badge_text(self._records))
+                 "calibration": picture.calibration,
+                 "records": [{"parameters": r.parameters, "provenance": r.provenance}
+                             for r in self._records]}
+        badges = picture.badges(self._records)
+        origin = provenance(", ".join(dict.fromkeys(name for name, _ in badges)),
+                            ", ".join(dict.fromkeys(["law", *(
+                                str(r.provenance["device"]) for r in self._records)])),
+                            "; ".join(f"{name}: {words}" for name, words in badges))
 
         def write(data: Any, folder: str) -> Iterator[Exported]:
             yield export(copy, folder, plot.name, data, about, origin)
@@ -228,7 +227,7 @@ class Panel(w.VBox):
 
     def _open_figures(self) -> None:
         """Put the figures on the page, each with its picture in it."""
-        _load_bokehjs()
+        load_bokehjs()
         for tab in self.tabs.values():
             legends: Any = tab.plot.figure.select({"type": Legend})
             for legend in legends:
@@ -310,9 +309,3 @@ class Panel(w.VBox):
             self.strip.say(f"Stopped after {self._n_taken} runs; nothing is running.")
         else:
             self.strip.say(f"Done: {self._n_taken} runs.")
-
-
-def _load_bokehjs() -> None:
-    """Give the page BokehJS from this computer; nothing is fetched from the network."""
-    if getattr(get_ipython(), "kernel", None) is not None:
-        output_notebook(Resources(mode="inline", components=["bokeh"]), hide_banner=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from xstage_lab import analysis
@@ -39,6 +39,8 @@ class Picture:
         With the last measurement of these very settings.
     points_at : callable
         Takes settings and the names of those that may differ, returns points.
+    overlaid : list of Record
+        Runs of the log to be drawn whatever their settings.
     """
 
     values: Values
@@ -46,6 +48,7 @@ class Picture:
     prediction: Prediction
     comparison: Comparison | None
     points_at: Callable[..., list[Point]]
+    overlaid: list[Record] = field(default_factory=list)
 
     @property
     def calibration(self) -> Calibration:
@@ -55,6 +58,12 @@ class Picture:
     def points(self, *free: str, **fixed: Any) -> list[Point]:
         """Return the points measured with these settings, `free` ones at any value."""
         return self.points_at(self.values | fixed, *free)
+
+    def records(self, *free: str, **fixed: Any) -> list[Record]:
+        """Return the records of `points`, and of the overlaid runs that have the `fixed` ones."""
+        return [point.record for point in self.points(*free, **fixed)] + [
+            record for record in self.overlaid
+            if all(record.parameters.get(name) == value for name, value in fixed.items())]
 
     def table(self) -> str:
         """Return the summary as an HTML table: predicted, its band if there is one, measured."""

@@ -104,7 +104,8 @@ class Tune(Panel):
         comparison = analysis.compare(prediction, here[-1].record) if here else None
         return TunePicture(values=values, machine=machine, gemm=gemm, tuning=tuning,
                            prediction=prediction, comparison=comparison,
-                           points_at=self.points_at, at=self.picture,
+                           points_at=self.points_at, overlaid=self.overlaid,
+                           at=self.picture,
                            measured_t_mma_s=lambda changed: self.t_mma_s.get(
                                _compute_key(values | changed)),
                            comparisons=self._comparisons)

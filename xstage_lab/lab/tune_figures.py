@@ -81,8 +81,8 @@ def times(plot: plots.TotalTimes, picture: TunePicture) -> list[Record]:
 
 
 def timeline(plot: plots.Timeline, picture: TunePicture) -> list[Record]:
-    """Draw one SM and the backlog of the last measurement of this very configuration."""
-    shown = [record for record in _here(picture) if record.tiles is not None]
+    """Draw one SM and the backlog of the last overlaid run, else of the last measurement here."""
+    shown = [record for record in picture.records()[-1:] if record.tiles is not None]
     plot.update(shown[0] if shown else None,
                 capacity_bytes=picture.prediction.terms["capacity_bytes"],
                 badges=picture.badge_text(shown) if shown else "Measure shows the run here")
@@ -123,8 +123,10 @@ def total_curve(plot: plots.TotalCurve, picture: TunePicture) -> list[Record]:
         for key, value in zip(columns, row, strict=True):
             columns[key].append(value)
     labels = [_setting(changed) for changed in series]
-    here = [(_setting({key: point.values[key] for key in series[0]}), point.record)
-            for point in picture.points(*series[0])]
+    runs = [(point.values, point.record) for point in picture.points(*series[0])]
+    runs += [(record.parameters, record) for record in picture.overlaid]
+    here = [(_setting({key: settings.get(key) for key in series[0]}), record)
+            for settings, record in runs]
     here = [(label, record) for label, record in here if label in labels]
     shown = [record for _, record in here]
     plot.update({"setting": labels, **columns},
