@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import doctest
 import re
 import shutil
 import signal
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from xstage_lab.errors import DeviceUnavailable, Infeasible, InvalidValue, XStageError
+from xstage_lab.kernels import host
 from xstage_lab.kernels.failures import KernelFailed
 from xstage_lab.kernels.host import HostKernel, build, check_races, compile_kernel
 from xstage_lab.kernels.nvrtc import CompileFailed
@@ -131,7 +133,6 @@ def test_text_must_hold_one_kernel(text: str) -> None:
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without g++ the error names the package to install."""
     monkeypatch.setenv("PATH", "/nowhere")
-    build._compiler.cache_clear()
     with pytest.raises(DeviceUnavailable, match=r"apt-get install g\+\+"):
         compile_kernel(ODD_JOBS)
 
@@ -203,6 +204,13 @@ def test_grids_that_do_not_fit_are_refused(
 
 
 # ---- Running
+
+
+def test_documented_example_works() -> None:
+    """What the package's docstring shows runs as it stands."""
+    outcome = doctest.testmod(host)
+    assert outcome.attempted > 0
+    assert outcome.failed == 0
 
 
 def test_seed_chooses_the_interleaving(odd_jobs: HostKernel) -> None:

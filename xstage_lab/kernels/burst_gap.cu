@@ -130,7 +130,8 @@ burst_gap(unsigned char* const* destinations, unsigned n_destinations, unsigned 
         }
         __syncthreads();
         if (!shared.goes_on) return;
-        while (clock_cycles() < shared.earliest) {}  // for time to pass, not for anybody
+        const long long earliest = shared.earliest;
+        while (clock_cycles() < earliest) {}  // for time to pass, not for anybody
 
         long long start = clock_cycles(), end = start;
 #if BULK

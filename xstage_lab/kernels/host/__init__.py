@@ -2,6 +2,18 @@
 
 `compile_kernel` builds a kernel with g++, `HostKernel.launch` runs it on emulated GPUs whose
 memory is NumPy arrays, and `check_races` watches it with ThreadSanitizer.
+
+Examples
+--------
+>>> import numpy as np
+>>> kernel = compile_kernel(
+...     'extern "C" __global__ void twice(const float* x, float* y) {'
+...     '    y[threadIdx.x] = 2 * x[threadIdx.x];'
+...     '}')
+>>> x, y = np.arange(64, dtype=np.float32), np.empty(64, np.float32)
+>>> kernel.launch(n_ctas=1, n_threads=64, arguments=[(x, y)])
+>>> bool((y == 2 * x).all())
+True
 """
 
 from xstage_lab.kernels.host.build import compile_kernel

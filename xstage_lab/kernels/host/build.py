@@ -84,17 +84,16 @@ def run_gxx(*arguments: str, cwd: str | None = None) -> subprocess.CompletedProc
 
 def _kept(name: str, suffix: str, *built_from: str) -> Path:
     """Return where something built from this and the shim is kept."""
-    content = "\n".join([*built_from, _shim_digest(), *_compiler()])
+    content = "\n".join([*built_from, _shim_digest(), _version(gxx())])
     digest = hashlib.sha256(content.encode()).hexdigest()
     return cache_folder() / f"{name}-{digest[:32]}{suffix}"
 
 
 @functools.cache
-def _compiler() -> tuple[str, str]:
-    return gxx(), run_gxx("-dumpfullversion").stdout.strip()
+def _version(compiler: str) -> str:
+    return f"{compiler} {run_gxx('-dumpfullversion').stdout.strip()}"
 
 
-@functools.cache
 def _shim_digest() -> str:
     files = [*sorted(_SHIM.glob("*.[ch]pp")), _SHIM.parent / "ptx.cuh"]
     return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()
@@ -133,7 +132,7 @@ def _runtime(flags: list[str]) -> list[str]:
             _compile("the shim", [*flags, "-c", *map(str, sources)], folder)
             with contextlib.suppress(OSError):  # somebody else was faster
                 Path(folder).rename(kept)
-            Path(folder).mkdir(exist_ok=True)
+            Path(folder).mkdir(exist_ok=True)  # there is something to clean up
     return [str(kept / f"{source.stem}.o") for source in sources]
 
 

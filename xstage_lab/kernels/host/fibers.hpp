@@ -7,6 +7,8 @@
 
 namespace host {
 
+constexpr unsigned MAX_THREADS = 65536;
+
 // Lets the others run until *awaits is no longer `generation`, or once round if null. Ends the
 // thread if the launch ends.
 void switch_out(const unsigned* awaits, unsigned generation);

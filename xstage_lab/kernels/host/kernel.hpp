@@ -47,6 +47,9 @@ void call(void (*kernel)(Parameters...), void* const* arguments) {
         return text.c_str();                                                                      \
     }
 
+// Of all CTAs of all GPUs of a launch.
+extern "C" unsigned host_max_threads() { return host::MAX_THREADS; }
+
 // Returns whether all went well, and if not writes to `message` what did not.
 extern "C" bool host_launch(const host::Settings* settings, void* const* const* arguments,
                             char* message, std::size_t n_message) {

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from xstage_lab.errors import Infeasible, InvalidValue, require_number
 from xstage_lab.kernels.failures import KernelFailed
 
-MAX_THREADS = 65536  # of all CTAs of all GPUs, which run at the same time
 _N_MESSAGE_BYTES = 8192
 _ANY_TYPE = re.compile(r"u1|V\d+")  # bytes and structures: what the array holds is not checked
 
@@ -87,9 +86,10 @@ class HostKernel:
         require_number("seed", seed, low=0, high=2**31 - 2, integer=True)
         if n_threads not in range(32, 1025, 32):
             raise InvalidValue("n_threads", n_threads, "multiples of 32 up to 1024")
-        if len(arguments) * n_ctas * n_threads > MAX_THREADS:
+        max_threads = self._library.host_max_threads()
+        if len(arguments) * n_ctas * n_threads > max_threads:
             raise Infeasible(f"{len(arguments)} GPUs x {n_ctas} CTAs x {n_threads} threads: all "
-                             f"run at the same time, and the host takes {MAX_THREADS:,}. Take "
+                             f"run at the same time, and the host takes {max_threads:,}. Take "
                              "fewer or smaller CTAs.")
         packed = [self._pack(each) for each in arguments]
         of_gpu = [(ctypes.c_void_p * len(each))(*(v.ctypes.data for v in each)) for each in packed]

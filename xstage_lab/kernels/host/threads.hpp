@@ -18,6 +18,8 @@ void AnnotateIgnoreSyncEnd(const char* file, int line);
 
 namespace host {
 
+constexpr unsigned MAX_THREADS = 2048;
+
 // What is done here is no access and orders nothing in ThreadSanitizer's eyes: lanes that exchange
 // registers meet, but their memory accesses stay unordered, as on a GPU.
 struct Unobserved {
