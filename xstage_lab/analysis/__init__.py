@@ -3,6 +3,7 @@
 from xstage_lab.analysis.calibration import PARAMETERS, Calibration, Sample, published
 from xstage_lab.analysis.comparison import Comparison, compare, measured_regime
 from xstage_lab.analysis.explanation import explain
+from xstage_lab.analysis.judgement import Verdict, judge
 from xstage_lab.analysis.prediction import Prediction, measure_t_mma, predict
 from xstage_lab.analysis.protocol import calibrate
 from xstage_lab.analysis.tilings import PredictedMap, predict_map, t_mma_roofline
@@ -14,9 +15,11 @@ __all__ = [
     "PredictedMap",
     "Prediction",
     "Sample",
+    "Verdict",
     "calibrate",
     "compare",
     "explain",
+    "judge",
     "measure_t_mma",
     "measured_regime",
     "predict",

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from xstage_lab.errors import FileRejected, UnknownFact, XStageError, require_number
 from xstage_lab.record import to_plain, write_atomic
 from xstage_lab.spec import MachineSpec
@@ -89,6 +91,32 @@ class Calibration:
     def issue_free_s(self, burst_bytes: float) -> float:
         """T_iss0 of a burst of `burst_bytes` (s)."""
         return self.issue_latency_s + burst_bytes / self.per_sm_bytes_per_s
+
+    def capacity_at(self, n_producers: int) -> float:
+        """Q of `n_producers`: along the measured curve, else as it is (bytes)."""
+        if not self.capacity_curve_bytes or n_producers >= self.n_producers:
+            return self.capacity_bytes
+        points = sorted({(0, 0.0), *self.capacity_curve_bytes,
+                         (self.n_producers, self.capacity_bytes)})
+        k, held = zip(*points, strict=True)
+        return float(np.interp(n_producers, k, held))
+
+    def ends(self) -> tuple[Calibration, Calibration]:
+        """The fastest and the slowest calibration that the intervals allow.
+
+        An ASSUMED capacity is anything from unbounded to nothing.
+        """
+        def end(fast: bool) -> dict[str, float]:
+            found = {}
+            for name, (low, high) in self.intervals.items():
+                best = low if name == "issue_latency_s" else high
+                found[name] = best if fast else (high if best == low else low)
+            if "capacity_bytes" in self.assumed:
+                found["capacity_bytes"] = math.inf if fast else 0.0
+            return found
+        changes = {"capacity_curve_bytes": ()} if "capacity_bytes" in self.assumed else {}
+        return (dataclasses.replace(self, **end(True), **changes),  # type: ignore[arg-type]
+                dataclasses.replace(self, **end(False), **changes))  # type: ignore[arg-type]
 
     def override(self, **values: float) -> Calibration:
         """Return a copy with supplied parameters, which become ASSUMED."""

@@ -26,9 +26,9 @@ class Comparison:
 
     Attributes
     ----------
-    predicted, measured, error_ratio : dict
-        Over `record.SUMMARY_KEYS`. The error is predicted/measured - 1, for `stall_ratio` the
-        difference; NaN where either is missing.
+    predicted, low, high, measured, error_ratio : dict
+        Over `record.SUMMARY_KEYS`; low and high are the prediction's band. The error is
+        predicted/measured - 1, for `stall_ratio` the difference; NaN where either is missing.
     regime, regime_measured : str
         As the law names it, and as observed busy and wait shares do.
     explain : list of str
@@ -37,6 +37,8 @@ class Comparison:
     """
 
     predicted: dict[str, float]
+    low: dict[str, float]
+    high: dict[str, float]
     measured: dict[str, float]
     error_ratio: dict[str, float]
     regime: str
@@ -69,7 +71,8 @@ def compare(prediction: Prediction, record: Record) -> Comparison:
             record.parameters["n_bursts"] * blocked / measured["accepted_s"])
     error = {key: _error(key, prediction.summary[key], measured[key]) for key in SUMMARY_KEYS}
     comparison = Comparison(
-        predicted=dict(prediction.summary), measured=measured, error_ratio=error,
+        predicted=dict(prediction.summary), low=prediction.low, high=prediction.high,
+        measured=measured, error_ratio=error,
         regime=prediction.regime,
         regime_measured=measured_regime(record, prediction.terms["issue_free_s"]),
         explain=explain(prediction),

@@ -17,8 +17,9 @@ def explain(prediction: Prediction) -> list[str]:
         low, high = prediction.low["accepted_s"], prediction.high["accepted_s"]
         band = ""
         if high > low * 1.001:
-            band = (f"; over Q from unbounded to none the last acceptance moves from "
-                    f"{text('_s', low)} to {text('_s', high)}")
+            over = "Q from unbounded to none" if "capacity_bytes" in unsure else "what is known"
+            band = (f"; over {over} the last acceptance moves from {text('_s', low)} "
+                    f"to {text('_s', high)}")
         names = ", ".join(name.rsplit("_bytes", 1)[0].removesuffix("_s") for name in unsure)
         sentences.append(f"ASSUMED, not measured: {names}{band}.")
     return sentences

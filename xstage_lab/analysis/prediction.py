@@ -34,8 +34,8 @@ class Prediction:
     summary : dict
         The keys a record's summary has.
     low, high : dict
-        The band: over Q from unbounded to 0 where Q is ASSUMED, over the bracket of short free
-        trains, else equal to `summary`.
+        The band: over the calibration's intervals, over Q from unbounded to 0 where Q is
+        ASSUMED, and over the bracket of short free trains.
     regime, margin_ratio
         One of `law.REGIMES`, and how far the next bound is below it.
     terms : dict
@@ -113,44 +113,50 @@ def measure_t_mma(device: Device, workload: FusedGemm, tuning: Tuning,
 
 
 def _burst(train: BurstTrain, machine: MachineSpec, cal: Calibration) -> dict[str, Any]:
-    drain = cal.drain_bytes_per_s * lanes_used(machine, train.n_gpus)
-    volume = train.volume_bytes if train.n_gpus > 1 else 0
-    free_s, t0 = cal.issue_free_s(train.burst_bytes), cal.issue_latency_s
-    capacity = cal.capacity_bytes
-
-    def summary(held: float, in_step: bool) -> dict[str, float]:
-        least, lockstep = law.train_bounds(train.n_bursts, train.gap_s, free_s, volume, drain,
-                                           held, t0)
-        accepted = float(lockstep if in_step else least)
-        span = (accepted - (train.n_bursts - 1) * train.gap_s) / train.n_bursts
-        if in_step:
-            steady = float(law.lockstep_issue_time(train.gap_s, free_s, volume, drain, held, t0))
-        else:
-            steady = float(law.issue_time(train.gap_s, free_s, volume, drain))
-        # Periods are looked at over the second half; until the path is full nothing blocks.
-        rising = volume - drain * (free_s + train.gap_s)
-        full_at = held / rising / train.n_bursts if rising > 0 else 0.0
-        unfilled = min(max(2 * full_at - 1, 0.0), 1.0)
-        steady = unfilled * free_s + (1 - unfilled) * steady
-        total = law.train_total(accepted, train.n_bursts, train.gap_s, volume, drain, t0)
-        return {"total_s": float(total) if volume else accepted, "accepted_s": accepted,
-                "period_s": steady + train.gap_s if train.n_bursts >= 8 else math.nan,
-                "issue_s": span,
-                "stall_ratio": train.n_bursts * (span - free_s) / accepted}
-
     in_step = train.sync == "lockstep"
-    best = summary(capacity, in_step)
-    unsure = "capacity_bytes" in cal.assumed
+    fast, slow = cal.ends()
+    drain, volume = _drain_and_volume(train, machine, cal)
+    free_s, t0 = cal.issue_free_s(train.burst_bytes), cal.issue_latency_s
     terms = {"issue_free_s": free_s, "drain_s": volume / drain, "gap_s": train.gap_s,
-             "volume_bytes": float(volume), "capacity_bytes": capacity,
+             "volume_bytes": volume, "capacity_bytes": cal.capacity_at(train.n_producers),
              "drain_bytes_per_s": drain,
              "gap_recovery_s": float(law.recovery_gap(free_s, volume, drain)),
              "peak_backlog_bytes": float(law.peak_backlog(free_s, volume, drain, t0))}
     regime, margin = _burst_regime(terms, t0)
-    return {"summary": best, "low": summary(math.inf if unsure else capacity, in_step),
-            "high": summary(0.0 if unsure else capacity, True), "regime": regime,
+    return {"summary": _burst_summary(train, machine, cal, in_step),
+            "low": _burst_summary(train, machine, fast, in_step),
+            "high": _burst_summary(train, machine, slow, True), "regime": regime,
             "margin_ratio": margin, "terms": terms, "unfused": {}, "fuse_gain_ratio": math.nan,
             "t_mma_source": ""}
+
+
+def _drain_and_volume(train: BurstTrain, machine: MachineSpec,
+                      cal: Calibration) -> tuple[float, float]:
+    drain = cal.drain_bytes_per_s * lanes_used(machine, train.n_gpus)
+    return drain, float(train.volume_bytes if train.n_gpus > 1 else 0)
+
+
+def _burst_summary(train: BurstTrain, machine: MachineSpec, cal: Calibration,
+                   in_step: bool) -> dict[str, float]:
+    drain, volume = _drain_and_volume(train, machine, cal)
+    free_s, t0 = cal.issue_free_s(train.burst_bytes), cal.issue_latency_s
+    held = cal.capacity_at(train.n_producers)
+    least, lockstep = law.train_bounds(train.n_bursts, train.gap_s, free_s, volume, drain, held, t0)
+    accepted = float(lockstep if in_step else least)
+    span = (accepted - (train.n_bursts - 1) * train.gap_s) / train.n_bursts
+    if in_step:
+        steady = float(law.lockstep_issue_time(train.gap_s, free_s, volume, drain, held, t0))
+    else:
+        steady = float(law.issue_time(train.gap_s, free_s, volume, drain))
+    # Periods are looked at over the second half; until the path is full nothing blocks.
+    rising = volume - drain * (free_s + train.gap_s)
+    full_at = held / rising / train.n_bursts if rising > 0 else 0.0
+    unfilled = min(max(2 * full_at - 1, 0.0), 1.0)
+    steady = unfilled * free_s + (1 - unfilled) * steady
+    total = law.train_total(accepted, train.n_bursts, train.gap_s, volume, drain, t0)
+    return {"total_s": float(total) if volume else accepted, "accepted_s": accepted,
+            "period_s": steady + train.gap_s if train.n_bursts >= 8 else math.nan,
+            "issue_s": span, "stall_ratio": train.n_bursts * (span - free_s) / accepted}
 
 
 def _burst_regime(terms: dict[str, float], latency: float) -> tuple[str, float]:
@@ -172,16 +178,16 @@ def _gemm(gemm: FusedGemm, machine: MachineSpec, cal: Calibration, tuning: Tunin
                   if t_mma_s is None else t_mma_s)
     k = tuning.n_ctas or machine.n_sms
 
-    def at(capacity: float) -> tuple[dict[str, float], law.Staged, law.TileRun]:
-        staged, run = staged_gemm(gemm, machine, cal, k, tuning.tile_m, tuning.tile_n,
-                                   tuning.issue_depth, t_mma, capacity)
+    def at(used: Calibration) -> tuple[dict[str, float], law.Staged, law.TileRun]:
+        staged, run = staged_gemm(gemm, machine, used, k, tuning.tile_m, tuning.tile_n,
+                                  tuning.issue_depth, t_mma, used.capacity_at(k))
         waves = math.ceil(float(np.asarray(run.n_tiles)) / k)
         plain = {name: float(np.asarray(getattr(staged, name)).squeeze())
                  for name in ("total_s", "accepted_s", "period_s", "issue_s", "stall_ratio")}
         return plain | ({} if waves >= 8 else {"period_s": math.nan}), staged, run
 
-    best, staged, run = at(cal.capacity_bytes)
-    unsure = "capacity_bytes" in cal.assumed
+    best, staged, run = at(cal)
+    fast, slow = cal.ends()
     which, margin = law.regime(run, staged.bounds_s)
     bounds = dict(zip(("compute_bound_s", "issue_bound_s", "drain_bound_s", "capacity_bound_s"),
                       map(float, staged.bounds_s.reshape(4, -1)[:, 0]), strict=True))
@@ -192,15 +198,14 @@ def _gemm(gemm: FusedGemm, machine: MachineSpec, cal: Calibration, tuning: Tunin
              / float(np.asarray(run.drain_bytes_per_s)),
              "tile_bytes": size, "n_tiles": float(np.asarray(run.n_tiles)),
              "n_waves": float(waves), "remote_bytes": float(np.asarray(run.remote_bytes)),
-             "capacity_bytes": cal.capacity_bytes,
+             "capacity_bytes": cal.capacity_at(k),
              "drain_bytes_per_s": float(np.asarray(run.drain_bytes_per_s)), **bounds}
     copy = float(np.asarray(run.remote_bytes)) / (
         cal.drain_bytes_per_s * lanes_used(machine, gemm.n_gpus))
     compute = waves * t_mma + cal.issue_free_s(size)
     unfused = {"compute_s": compute, "copy_s": copy,
                "total_s": float(law.unfused_time(compute, copy, 1.0))}
-    return {"summary": best, "low": at(math.inf)[0] if unsure else best,
-            "high": at(0.0)[0] if unsure else best,
+    return {"summary": best, "low": at(fast)[0], "high": at(slow)[0],
             "regime": law.REGIMES[int(np.asarray(which).squeeze())],
             "margin_ratio": float(np.asarray(margin).squeeze()), "terms": terms,
             "unfused": unfused, "fuse_gain_ratio": unfused["total_s"] / best["total_s"] - 1.0,

@@ -190,7 +190,8 @@ def predict_map(
     tile_m, tile_n, depth = np.broadcast_arrays(tile_m, tile_n, issue_depth)
     t_mma = t_mma_roofline(workload, machine, tile_m, tile_n) if t_mma_s is None else t_mma_s
     staged, _ = staged_gemm(workload, machine, calibration, tuning.n_ctas or machine.n_sms,
-                             tile_m, tile_n, depth, t_mma, calibration.capacity_bytes)
+                             tile_m, tile_n, depth, t_mma,
+                            calibration.capacity_at(tuning.n_ctas or machine.n_sms))
     needed = ((depth - 1) * tile_m * tile_n * DTYPE_BYTES[workload.out_dtype]
               + tuning.n_stages * (tile_m + tile_n) * tuning.tile_k * DTYPE_BYTES[workload.dtype])
     feasible = ~(needed > machine.smem_per_cta_bytes)

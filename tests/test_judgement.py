@@ -1,0 +1,82 @@
+"""A comparison that can fail: the law passes on the simulated device, a wrong one does not."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from xstage_lab import catalog, law
+from xstage_lab.analysis import Comparison, calibrate, compare, judge, predict
+from xstage_lab.devices.simulated import SimulatedDevice
+from xstage_lab.errors import XStageError
+from xstage_lab.schedule import build
+from xstage_lab.spec import BurstTrain
+
+NODE = catalog.with_assumptions(catalog.machine("A100-SXM"))
+
+
+@pytest.fixture(scope="module")
+def gap_sweep() -> list[Comparison]:
+    """Trains on both sides of the recovery gap, each predicted and simulated."""
+    device = SimulatedDevice(NODE)
+    calibration = calibrate(device)
+    k, size = NODE.n_sms, 32 * 1024
+    drain_s = k * size / calibration.drain_bytes_per_s
+    found = []
+    for gap in np.linspace(0, 2.5, 11) * drain_s:
+        train = BurstTrain(n_producers=k, burst_bytes=size, gap_s=float(gap), n_bursts=60)
+        record = device.measure(build(train, NODE))
+        found.append(compare(predict(train, NODE, calibration), record))
+    return found
+
+
+def completion_coupled(comparison: Comparison, drain_s: float) -> Comparison:
+    """The same comparison had the additive form predicted the period."""
+    gap = comparison.measured["period_s"] - comparison.measured["issue_s"]
+    period = float(law.completion_coupled_period(gap, drain_s, 1.0))
+    error = comparison.error_ratio | {"period_s": period / comparison.measured["period_s"] - 1}
+    return dataclasses.replace(comparison, error_ratio=error)
+
+
+def test_the_law_explains_the_simulated_device(gap_sweep: list[Comparison]) -> None:
+    """The law passes on trains of both regimes and names their regimes right."""
+    verdict = judge(gap_sweep, "period_s")
+    assert verdict.explained
+    assert verdict.median_ratio < 0.02
+    assert abs(verdict.bias_ratio) < 0.02
+    assert verdict.regimes_right_ratio > 0.8
+    assert "explains" in verdict.words
+
+
+def test_a_planted_wrong_law_is_rejected(gap_sweep: list[Comparison]) -> None:
+    """The completion-coupled form, which measurements refute, is refuted here too."""
+    longest = max(c.measured["period_s"] for c in gap_sweep)
+    drain_s = min(c.measured["period_s"] for c in gap_sweep)
+    assert longest > drain_s
+    verdict = judge([completion_coupled(c, drain_s) for c in gap_sweep], "period_s")
+    assert not verdict.explained
+    assert verdict.bias_ratio > 0.2
+    assert "does not explain" in verdict.words
+
+
+def test_measurements_lie_in_the_band_or_are_counted_out(gap_sweep: list[Comparison]) -> None:
+    """Coverage is the share of measurements between low and high."""
+    wide = [dataclasses.replace(c, low=dict.fromkeys(c.low, 0.0), high=dict.fromkeys(c.high, 1000000000.0))
+            for c in gap_sweep]
+    assert judge(wide).coverage_ratio == 1.0
+    off = [dataclasses.replace(c, low=dict.fromkeys(c.low, 100000000.0), high=dict.fromkeys(c.high, 1000000000.0))
+           for c in gap_sweep]
+    assert judge(off).coverage_ratio == 0.0
+
+
+def test_too_few_runs_judge_nothing(gap_sweep: list[Comparison]) -> None:
+    """A handful of runs, or runs without the key, give no verdict but a reason."""
+    with pytest.raises(XStageError, match="at least 5"):
+        judge(gap_sweep[:4])
+    blank = [dataclasses.replace(c, error_ratio=dict.fromkeys(c.error_ratio, math.nan))
+             for c in gap_sweep]
+    with pytest.raises(XStageError, match="only 0 runs"):
+        judge(blank)
