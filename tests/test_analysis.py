@@ -484,7 +484,11 @@ def test_predictions_are_complete(workload: BurstTrain | FusedGemm, tuning: Tuni
     (BurstTrain(n_producers=32, burst_bytes=BURST, gap_s=1e-6), None, "drain-bound"),
     (BurstTrain(n_producers=32, burst_bytes=BURST, gap_s=50e-6), None, "compute-bound"),
     (BurstTrain(n_producers=4, burst_bytes=BURST, gap_s=0.0), None, "issue-bound"),
-    (BurstTrain(n_producers=32, burst_bytes=4 * BURST, gap_s=100e-6), None, "capacity-bound"),
+    (BurstTrain(n_producers=32, burst_bytes=4 * BURST, gap_s=100e-6, sync="lockstep"), None,
+     "capacity-bound"),
+    (BurstTrain(n_producers=32, burst_bytes=4 * BURST, gap_s=100e-6, n_bursts=5), None,
+     "capacity-bound"),
+    (BurstTrain(n_producers=32, burst_bytes=4 * BURST, gap_s=100e-6), None, "compute-bound"),
 ])
 def test_predicted_regimes(
     workload: BurstTrain | FusedGemm, tuning: Tuning | None, regime: str
@@ -634,8 +638,7 @@ OVERFULL = dataclasses.replace(TRAIN, burst_bytes=4 * BURST, gap_s=100e-6)
     (dataclasses.replace(TRAIN, gap_s=0.0), SLOW_SMS, None, "issue-bound"),
     (dataclasses.replace(OVERFULL, n_bursts=8), NODE, None, "capacity-bound"),
     (dataclasses.replace(OVERFULL, sync="lockstep"), NODE, None, "capacity-bound"),
-    pytest.param(dataclasses.replace(FUSED, m=256, k=4096), TINY_PATH, DEPTH_2, "capacity-bound",
-                 marks=pytest.mark.xfail(strict=True, reason="the law calls one wave drain-bound")),
+    (dataclasses.replace(FUSED, m=256, k=4096), TINY_PATH, DEPTH_2, "capacity-bound"),
 ])
 def test_the_record_names_its_own_regime(
     workload: BurstTrain | FusedGemm, machine: MachineSpec, tuning: Tuning | None, regime: str
