@@ -114,7 +114,7 @@ def check_output(
 
     Parameters
     ----------
-    out : uint16 (bf16) or float32 array of shape (n_gpus, m, ld)
+    out : uint16 (bf16) or float32 array of shape (n_gpus, m or more, ld)
         What each owner has got from `gpu`, filled with `POISON` bytes before the run. Rows hold
         n columns and are rounded up to 16 bytes.
     expected, tolerance : float64 arrays of shape (m, n)

@@ -119,21 +119,22 @@ class HostDevice:
             raise Infeasible(f"{gemm.flop * n_gpus:.3g} FLOP on {n_gpus} GPUs would take the CPU "
                              f"very long; allowed: up to {MAX_FLOP:.3g}. Take smaller m, n or k.")
         out_ld = fused_tiles.leading_dimension(gemm.n, variant.out_bytes)
-        _require_memory(n_gpus**2 * gemm.m * out_ld * variant.out_bytes)
+        _require_memory(n_gpus**2 * (gemm.m + variant.tile_m) * out_ld * variant.out_bytes)
         rng = np.random.default_rng(seed)
         a = [_matrix(rng, gemm.m, gemm.k) for _ in range(n_gpus)]
         b = [_matrix(rng, gemm.n, gemm.k) for _ in range(n_gpus)]
-        out = [_poisoned((n_gpus, gemm.m, out_ld), variant.out_dtype) for _ in range(n_gpus)]
+        n_rows = gemm.m + variant.tile_m  # more than any tile may write
+        out = [_poisoned((n_gpus, n_rows, out_ld), variant.out_dtype) for _ in range(n_gpus)]
         tasks = [fused_tiles.pack_tasks(program, gpu) for gpu in range(n_gpus)]
         source = self.edit(variant.source)
-        flags = launch_tiles(
+        run = launch_tiles(
             variant, source, tasks, [[Layer(a[g], b[g], list(out[g]))] for g in range(n_gpus)],
             n_ctas=program.n_ctas, seed=seed, budget_cycles=self.budget_cycles)
         for gpu in range(n_gpus):
             expected, tolerance = reference.product(a[gpu][:, :gemm.k], b[gpu][:, :gemm.k],
                                                     variant.out_dtype)
             reference.check_output(out[gpu], expected, tolerance, tiles_of(tasks[gpu]), gpu=gpu)
-            check_flags(flags[gpu], tasks[gpu], variant.signal, gpu)
+            check_flags(run.flags[gpu], tasks[gpu], variant.signal, gpu)
         return source.digest
 
     def _run_bursts(self, program: Program, train: BurstTrain, seed: int) -> str:
@@ -191,6 +192,21 @@ class Layer(NamedTuple):
     out: list[NDArray[Any]]
 
 
+class TileRun(NamedTuple):
+    """What a run of the kernel leaves behind besides its outputs.
+
+    Attributes
+    ----------
+    flags : list of uint32 arrays of shape (n_gpus, n_tasks)
+        By GPU that stored: the flags it raised at each owner.
+    tile_times : list of arrays of dtype `fused_tiles.TILE_TIMES`
+        By GPU, a row for each task. Emulated cycles: they order events and measure nothing.
+    """
+
+    flags: list[NDArray[np.uint32]]
+    tile_times: list[NDArray[np.void]]
+
+
 def launch_tiles(
     variant: Variant,
     source: Source,
@@ -200,7 +216,7 @@ def launch_tiles(
     n_ctas: int,
     seed: int = 0,
     budget_cycles: int = 5_000_000,
-) -> list[NDArray[np.uint32]]:
+) -> TileRun:
     """Run the tasks of every GPU on emulated GPUs, all at the same time.
 
     Parameters
@@ -216,8 +232,7 @@ def launch_tiles(
 
     Returns
     -------
-    list of uint32 arrays of shape (n_gpus, n_tasks)
-        By GPU that stored: the flags it raised at each owner.
+    TileRun
 
     Raises
     ------
@@ -228,6 +243,7 @@ def launch_tiles(
     started, abort = np.zeros(1, np.uint32), np.zeros(1, np.uint32)
     flags = [np.zeros((n_gpus, rows.size), np.uint32) for rows in tasks]
     report = [np.zeros(N_REPORT_WORDS, np.uint32) for _ in tasks]
+    tile_times = [np.zeros(rows.size, fused_tiles.TILE_TIMES) for rows in tasks]
     kept: list[NDArray[Any]] = []  # as long as the kernel runs
 
     def address(array: NDArray[Any]) -> int:
@@ -239,7 +255,7 @@ def launch_tiles(
         params = fused_tiles.pack_params(
             flags=_by_gpu([address(row) for row in flags[gpu]]), tasks=address(rows),
             counters=address(np.zeros(fused_tiles.n_counters(rows), np.uint32)),
-            tile_times=address(np.zeros(rows.size, fused_tiles.TILE_TIMES)),
+            tile_times=address(tile_times[gpu]),
             cta_times=address(np.zeros(n_ctas, fused_tiles.CTA_TIMES)),
             started=address(started), abort=address(abort), budget_cycles=budget_cycles,
             report=address(report[gpu]), n_tasks=rows.size, n_starters=n_gpus * n_ctas)
@@ -253,7 +269,7 @@ def launch_tiles(
     compile_kernel(source).launch(n_ctas, fused_tiles.N_THREADS, arguments, seed=seed,
                                   shared_bytes=variant.shared_bytes, timeout_s=300.0)
     _raise_reported(report, fused_tiles.WAITS)
-    return flags
+    return TileRun(flags, tile_times)
 
 
 def tiles_of(tasks: NDArray[np.void], layer: int = 0) -> list[reference.Tile]:
