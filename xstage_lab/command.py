@@ -88,12 +88,15 @@ def calibrate(options: argparse.Namespace) -> Result:
     at = {"n_producers": cal.n_producers, "burst_bytes": cal.burst_bytes}
     result = {"issue_free_s": cal.issue_free_s(cal.burst_bytes), **at,
               **{name: getattr(cal, name) for name in analysis.PARAMETERS},
-              "intervals": cal.intervals, "notes": cal.notes,
+              "intervals": cal.intervals, "notes": cal.notes, "faults": cal.faults,
               "provenance": {"badge": cal.badge, "device": cal.device, "machine": cal.machine,
                              "source": cal.source, **at}}
     lines = [_row("", f"{cal.badge}, K = {cal.n_producers}, B = {text('_bytes', cal.burst_bytes)}"),
              _row("issue_free_s", result["issue_free_s"]),
-             *(_row(name, getattr(cal, name)) for name in analysis.PARAMETERS), *cal.notes]
+             *(_row(name, getattr(cal, name), " to ".join(
+                 text(name, end) for end in cal.intervals.get(name, ())))
+               for name in analysis.PARAMETERS), *cal.notes,
+             *(f"Do not trust it: {fault}." for fault in cal.faults)]
     if options.out:
         lines.append(f"Saved to {cal.save(options.out)}.")
     return result, lines

@@ -5,7 +5,7 @@ from xstage_lab.analysis.comparison import Comparison, compare, measured_regime
 from xstage_lab.analysis.explanation import explain
 from xstage_lab.analysis.judgement import Verdict, judge
 from xstage_lab.analysis.prediction import Prediction, measure_t_mma, predict
-from xstage_lab.analysis.protocol import calibrate
+from xstage_lab.analysis.protocol import calibrate, experiments
 from xstage_lab.analysis.tilings import PredictedMap, predict_map, t_mma_roofline
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Verdict",
     "calibrate",
     "compare",
+    "experiments",
     "explain",
     "judge",
     "measure_t_mma",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TypeVar
 
 from xstage_lab.analysis.calibration import PARAMETERS, Calibration, Sample
@@ -18,15 +18,15 @@ from xstage_lab.schedule import build
 from xstage_lab.spec import BurstTrain
 
 Progress = Callable[[float, str], None]
-Take = Callable[[Sample], None]
+Trains = Generator[Sample, None, float]
 T = TypeVar("T")
 
 N_ZERO_GAP_BURSTS = 40   # drift apart for half of them, then measure
 N_PLATEAU_BURSTS = 8
 MOST_DOUBLINGS = 20
 LONGEST_BURST_S = 1.0
-SETTLED_RATIO = 1.02      # a backlog that grows less per doubling has met the capacity
-EXPECTED_TRAINS = 62     # for the progress alone
+SETTLED_RATIO = 1.02     # a backlog that grows less per doubling has met the capacity
+EXPECTED_TRAINS = 60     # for the progress alone
 
 
 def calibrate(
@@ -37,9 +37,40 @@ def calibrate(
     repeats: int = 3,
     limit_s: float = 60.0,
     progress: Progress | None = None,
-    take: Take | None = None,
 ) -> Calibration:
     """Measure t0, r_SM, R and Q on a device.
+
+    Takes what `experiments` takes; `progress` is called with the share done and what was
+    measured.
+
+    Raises
+    ------
+    XStageError
+        If the device cannot run bursts.
+    """
+    running = experiments(device, n_producers=n_producers, burst_bytes=burst_bytes,
+                          repeats=repeats, limit_s=limit_s)
+    done = 0
+    while True:
+        try:
+            sample = next(running)
+        except StopIteration as end:
+            calibration: Calibration = end.value
+            return calibration
+        done += 1
+        if progress is not None:
+            progress(min(done / EXPECTED_TRAINS, 0.99), sample.experiment)
+
+
+def experiments(
+    device: Device,
+    *,
+    n_producers: int | None = None,
+    burst_bytes: int = 32 * 1024,
+    repeats: int = 3,
+    limit_s: float = 60.0,
+) -> Generator[Sample, None, Calibration]:
+    """Yield the samples of a calibration as they are measured, and return the calibration.
 
     Zero-gap trains at several splits of one V into K and B give R. Isolated bursts of growing V
     give Q from those past the knee, each as V - R (span - t0); the knee is looked for, then
@@ -58,10 +89,6 @@ def calibrate(
         Runs of each train that is fitted to.
     limit_s : float
         No further repeats are begun after so long.
-    progress : callable, optional
-        Called with the share done and what is being measured.
-    take : callable, optional
-        Called with each sample as it arrives.
 
     Raises
     ------
@@ -75,11 +102,11 @@ def calibrate(
     require_number("n_producers", k, low=1, high=device.machine.n_sms, integer=True, unit="CTAs")
     require_number("burst_bytes", burst_bytes, low=1024, high=2**30, integer=True, unit="B")
     require_number("repeats", repeats, low=1, high=1000, integer=True)
-    protocol = _Protocol(device, int(k), repeats, limit_s, progress, take)
-    samples = protocol.run(int(burst_bytes))
+    protocol = _Protocol(device, int(k), repeats, limit_s)
+    yield from protocol.run(int(burst_bytes))
+    samples = protocol.samples
     found = fit(samples)
-    link = device.machine.link
-    notes, faults = checks(samples, found, link.vendor_bytes_per_s)
+    notes, faults = checks(samples, found, device.machine.link.vendor_bytes_per_s)
     return Calibration(
         name=f"{device.name} {device.machine.name}", device=device.name,
         machine=device.machine.name, badge=device.badge,
@@ -95,34 +122,35 @@ def calibrate(
 class _Protocol:
     """Runs the trains of a calibration in an order that adapts to what is found."""
 
-    def __init__(self, device: Device, n_producers: int, repeats: int, limit_s: float,
-                 progress: Progress | None, take: Take | None) -> None:
+    def __init__(self, device: Device, n_producers: int, repeats: int, limit_s: float) -> None:
         self.device, self.k, self.repeats = device, n_producers, repeats
-        self.progress, self.take = progress, take
         self.ends = time.monotonic() + limit_s
         self.samples: list[Sample] = []
 
-    def run(self, burst_bytes: int) -> list[Sample]:
+    def run(self, burst_bytes: int) -> Iterator[Sample]:
+        """Yield every sample of the four experiments."""
         k, half = self.k, max(self.k // 2, 1)
         splits = ((k, burst_bytes), (k, 4 * burst_bytes), (half, burst_bytes * k // half))
         for k_split, b in self.repeated(splits):
-            self.train("zero-gap", k_split, b, 0.0, N_ZERO_GAP_BURSTS)
+            yield from self.train("zero-gap", k_split, b, 0.0, N_ZERO_GAP_BURSTS)
         # Splits that do not fill the path are slower, and none is faster than it drains.
         drain = max(s.n_producers * s.burst_bytes / s.value_s for s in self.samples)
-        largest, knee = self.find_knee(max(burst_bytes // 64, 64), drain)
+        largest, knee = yield from self.find_knee(max(burst_bytes // 64, 64), drain)
         past = sorted({max(int(b), 16) for b in (1.5 * knee, 2 * knee, 3 * knee, largest)})
         for b in self.repeated(past):
-            self.train("isolated", k, b, 0.0, 1)
+            yield from self.train("isolated", k, b, 0.0, 1)
         gap = 3 * k * knee / drain
         for b in self.repeated([max(int(knee * share), 16) for share in (0.1, 0.2, 0.3, 0.4)]):
-            self.train("plateau", k, b, gap, N_PLATEAU_BURSTS)
+            yield from self.train("plateau", k, b, gap, N_PLATEAU_BURSTS)
         for wait in (0.0, gap):
-            self.train("control", k, max(int(knee), 16), wait, N_PLATEAU_BURSTS, "local")
+            yield from self.train("control", k, max(int(knee), 16), wait, N_PLATEAU_BURSTS,
+                                  "local")
         for fewer in sorted({max(k // 2, 1), max(k // 4, 1), max(k // 8, 1)} - {k}, reverse=True):
             for share in (2.5, 3.5):
-                self.train("fewer producers", fewer, int(share * knee * k / fewer), 0.0, 1)
-        self.train("zero-gap", k, burst_bytes, 0.0, N_ZERO_GAP_BURSTS)  # shows drift
-        return self.samples
+                b = int(share * knee * k / fewer)
+                yield from self.train("fewer producers", fewer, b, 0.0, 1)
+        # The first train once more shows drift.
+        yield from self.train("zero-gap", k, burst_bytes, 0.0, N_ZERO_GAP_BURSTS)
 
     def repeated(self, settings: Sequence[T]) -> Iterator[T]:
         """Yield the settings once for each repeat the time limit allows."""
@@ -130,7 +158,9 @@ class _Protocol:
             if repeat == 0 or time.monotonic() < self.ends:
                 yield from settings
 
-    def find_knee(self, b: int, drain: float) -> tuple[int, float]:
+    def find_knee(
+        self, b: int, drain: float
+    ) -> Generator[Sample, None, tuple[int, float]]:
         """Double an isolated burst until its backlog stops growing.
 
         The backlog V - R span grows with V up to Q and then stays. Returns the last B, and B at
@@ -140,7 +170,8 @@ class _Protocol:
         backlog: list[float] = []
         for _ in range(MOST_DOUBLINGS):
             sizes.append(b)
-            backlog.append(self.k * b - drain * self.train("isolated", self.k, b, 0.0, 1))
+            span = yield from self.train("isolated", self.k, b, 0.0, 1)
+            backlog.append(self.k * b - drain * span)
             grows = backlog[-1] >= SETTLED_RATIO * max(backlog[:-1], default=0.0)
             settled = len(sizes) > 3 and backlog[-2] > 0 and not grows
             if settled or self.samples[-1].value_s > LONGEST_BURST_S:
@@ -153,10 +184,8 @@ class _Protocol:
         return sizes[-1], float(min(max(knee, sizes[0]), sizes[-1]))
 
     def train(self, experiment: str, k: int, b: int, gap: float, n: int,
-              stores: str = "remote") -> float:
-        """Run one train and keep its sample."""
-        if self.progress is not None:
-            self.progress(min(len(self.samples) / EXPECTED_TRAINS, 0.99), experiment)
+              stores: str = "remote") -> Trains:
+        """Run one train, keep and yield its sample, and return its value."""
         machine = self.device.machine
         workload = BurstTrain(n_producers=k, burst_bytes=max(int(b), 1), gap_s=min(gap, 10.0),
                               n_bursts=n, n_gpus=machine.full_rate_gpus)
@@ -170,6 +199,5 @@ class _Protocol:
                               f"{key}; the device must report it.")
         sample = Sample(experiment, k, workload.burst_bytes, workload.gap_s, value)
         self.samples.append(sample)
-        if self.take is not None:
-            self.take(sample)
+        yield sample
         return value
