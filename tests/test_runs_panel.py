@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from test_runlog import point
 
+from xstage_lab.lab import BurstGap, Tune
+from xstage_lab.lab.panel import Panel
 from xstage_lab.lab.runs import Runs
 from xstage_lab.record import Record
 from xstage_lab.runlog import Run, RunLog
@@ -161,3 +164,102 @@ def test_a_log_that_cannot_be_opened_is_told(tmp_path: Path) -> None:
     assert "no run log" in panel.message.value
     assert ids(panel) == []
     panel.close()
+
+
+@pytest.fixture
+def own_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunLog]:
+    """The user's log, empty."""
+    monkeypatch.setenv("XSTAGE_RUNLOG", str(tmp_path / "own.sqlite"))
+    made = RunLog()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def close() -> Iterator[list[Panel]]:
+    """Panels to close after the test."""
+    opened: list[Panel] = []
+    yield opened
+    for panel in opened:
+        panel.close()
+
+
+def measured(panel: Panel) -> int:
+    """Number of measured points in the visible figure."""
+    return int((panel.tabs[panel.visible].plot.data()["series"] == "measured").sum())
+
+
+def test_what_a_panel_measures_is_in_the_log(own_log: RunLog, close: list[Panel]) -> None:
+    """Measure and Sweep log every run with its parameters, and an open list shows them."""
+    close.append(panel := BurstGap(n_bursts=3, n_producers=20))
+    assert panel.runs is not None
+    panel.runs.selected_index = 0
+    panel.measure()
+    panel.sweep()
+    runs = own_log.runs()
+    assert len(runs) == len(panel.points) > 10
+    assert [run.parameters["gap_s"] for run in reversed(runs)] == [
+        point.values["gap_s"] for point in panel.points]
+    assert own_log.record(1).tiles is not None
+    assert len(panel.runs.children[0].list.options) == len(runs)
+
+
+def test_replays_are_not_logged_again(own_log: RunLog, close: list[Panel]) -> None:
+    """What the recorded device gives back was not measured now and is not logged."""
+    close.append(panel := Tune(machine="H100-SXM", device="recorded", series="k", m=32768,
+                               n=32768, k=2048, destinations="row-owner", tile_n=256))
+    panel.measure()
+    assert len(panel.points) == 1
+    assert own_log.runs() == []
+
+
+def test_a_log_that_cannot_be_used_is_told_before_measuring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, close: list[Panel]
+) -> None:
+    """Measure says what is wrong with the log and starts nothing."""
+    (tmp_path / "own.sqlite").write_text("no log" * 100)
+    monkeypatch.setenv("XSTAGE_RUNLOG", str(tmp_path / "own.sqlite"))
+    close.append(panel := BurstGap())
+    panel.measure()
+    assert "no run log" in panel.strip.message.value
+    assert panel._worker is None
+
+
+def test_logged_runs_of_any_settings_are_drawn(own_log: RunLog, close: list[Panel]) -> None:
+    """Runs of the log appear on the figures whatever the sliders say, with their badges."""
+    close.append(panel := BurstGap(n_bursts=3, n_producers=20))
+    panel.measure()
+    panel.controls.set(n_producers=100, machine="H100-SXM")
+    assert measured(panel) == 0
+    own_log.add(dataclasses.replace(own_log.record(1), provenance=own_log.runs()[0].provenance
+                                    | {"badge": "LIVE", "machine": "my box"}))
+    simulated, live = reversed([(run, own_log.record(run.id)) for run in own_log.runs()])
+    assert panel.overlay([simulated, live]) == "2 runs overlaid."
+    assert measured(panel) == 2
+    assert "run log, simulated on B200-SXM" in panel.strip.badges.value
+    assert "run log, simulated on my box" in panel.strip.badges.value
+    shown = panel.tabs["Issue time"].plot.data()
+    assert shown["badge"][shown["series"] == "measured"].tolist() == ["SIMULATED", "RECORDED"]
+    panel.visible = "Backlog"
+    assert "backlog" in panel.tabs["Backlog"].plot.data()["series"]
+    panel.visible = "One burst"  # of single bursts; this was a train of three
+    assert measured(panel) == 0
+    panel.visible = "Issue time"
+    panel.overlay([])
+    assert measured(panel) == 0
+
+
+def test_a_logged_gemm_shows_its_timeline_and_its_place_in_a_series(
+    own_log: RunLog, close: list[Panel]
+) -> None:
+    """A logged fused GEMM is drawn along the series and as one SM's timeline."""
+    close.append(panel := Tune(m=1024, n=1024, k=512, issue_depth=3))
+    panel.measure()
+    runs = [(run, own_log.record(run.id)) for run in own_log.runs()]
+    panel.controls.set(m=8192, issue_depth=1)
+    assert panel.overlay(runs) == "1 run overlaid; 1 that stored nothing remote left out."
+    panel.visible = "Series"
+    assert measured(panel) == 1
+    panel.visible = "One SM"
+    assert "SIMULATED" in panel.strip.badges.value
+    assert panel.tabs["One SM"].plot.data()["series"].size > 0

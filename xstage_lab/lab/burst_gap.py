@@ -48,6 +48,8 @@ class BurstGap(Panel):
         If a setting is unknown, or no number where one is needed.
     """
 
+    workload = BurstTrain.__name__
+
     def __init__(self, **settings: Any) -> None:
         made = machine_controls(settings.get("machine", "B200-SXM")) | {
             "n_producers": controls.whole("n_producers", "producers K", 148, 1, 320,

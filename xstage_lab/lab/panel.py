@@ -27,9 +27,11 @@ from xstage_lab.lab.coalesce import Coalescer
 from xstage_lab.lab.controls import Controls
 from xstage_lab.lab.live_figure import LiveFigure, load_bokehjs
 from xstage_lab.lab.picture import Picture, Point, Values
+from xstage_lab.lab.runs import FoldedRuns, as_overlaid, n_runs
 from xstage_lab.lab.strip import Strip
 from xstage_lab.plots import Plot
 from xstage_lab.record import Record, provenance
+from xstage_lab.runlog import Run, RunLog
 from xstage_lab.schedule import Program
 from xstage_lab.worker import Worker
 
@@ -66,7 +68,10 @@ class Panel(w.VBox):
         Settings by name to begin with, SI.
     """
 
+    workload = ""  # name of the specs whose runs the figures can show
     _worker: Worker | None = None
+    _log: RunLog | None = None
+    runs: FoldedRuns | None = None
 
     def __init__(self, controls: Controls, left: Sequence[w.Widget], tabs: dict[str, Tab],
                  settings: Values) -> None:
@@ -77,6 +82,8 @@ class Panel(w.VBox):
         controls.set(**settings)
         self.controls, self.tabs = controls, tabs
         self.points: list[Point] = []
+        self.overlaid: list[Record] = []
+        self.runs = FoldedRuns(workload=self.workload, overlay=self.overlay)
         self.shown: Picture | None = None
         self._records: list[Record] = []
         self._redraw = Coalescer(self._draw)
@@ -86,7 +93,7 @@ class Panel(w.VBox):
         self.numbers, self.words = w.HTML(), w.HTML(layout=w.Layout(min_height="96px"))
         self.strip = Strip(measure=self.measure, sweep=self.sweep, stop=self.stop,
                            export=self.export)
-        right = w.VBox([self.figures, self.strip, self.words, self.numbers],
+        right = w.VBox([self.figures, self.strip, self.words, self.numbers, self.runs],
                        layout=w.Layout(flex="1 1 0", min_width="0"))
         box = w.VBox(list(left), layout=w.Layout(flex="0 0 330px", padding="0 12px 0 0"))
         misfits = [style.problem(f"{p.what} {p.remedy}") for p in package_problems()]
@@ -149,6 +156,9 @@ class Panel(w.VBox):
         if self._worker is not None:
             self._stopping.set()
             self._worker.close()
+        for part in (self._log, self.runs):
+            if part is not None:
+                part.close()
         super().close()
 
     def export(self) -> None:
@@ -261,6 +271,7 @@ class Panel(w.VBox):
         try:
             values = self.controls.values()
             planned, make_device = list(plan(values)), self.device(values)
+            self._log = self._log or RunLog()
         except XStageError as error:
             self.strip.warn(str(error))
             return
@@ -282,13 +293,24 @@ class Panel(w.VBox):
 
         experiment.deliver(
             experiment.run(self._worker, [each.program for each in planned],
-                           stop=self._stopping.is_set), take, self._finish)
+                           stop=self._stopping.is_set,
+                           log=None if values.get("device") == "recorded" else self._log),
+            take, self._finish)
 
     def take(self, values: Values, record: Record) -> None:
         """Keep a measurement and redraw."""
         self.points.append(Point(values, record))
         self._forget_tiles()
         self._redraw()
+
+    def overlay(self, runs: list[tuple[Run, Record]]) -> str:
+        """Draw runs of the log on the figures in place of those before; say what was done."""
+        self.overlaid = [as_overlaid(run, record) for run, record in runs
+                         if record.parameters.get("stores") == "remote"]
+        self._redraw()
+        left_out = f"; {n} that stored nothing remote left out" if (
+            n := len(runs) - len(self.overlaid)) else ""
+        return f"{n_runs(len(self.overlaid))} overlaid{left_out}."
 
     def _forget_tiles(self) -> None:
         left = MOST_TILE_BYTES
@@ -303,6 +325,8 @@ class Panel(w.VBox):
         self._running = False
         self._failed = error
         self.strip.set_running(False)
+        if self.runs is not None:
+            self.runs.refresh()
         if error is not None:
             self.strip.warn(f"{error} {self._n_taken} runs were made.")
         elif self._stopping.is_set():

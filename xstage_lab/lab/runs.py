@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import ipywidgets as w
 from xstage_lab import experiment
 from xstage_lab.errors import XStageError
 from xstage_lab.lab import style
+from xstage_lab.lab.strip import button
 from xstage_lab.record import Record
 from xstage_lab.runlog import Run, RunLog
 from xstage_lab.units import display, text
@@ -46,17 +48,18 @@ class Runs(w.VBox):
         self.folder = w.Text("exports", layout=w.Layout(width="84px"),
                              tooltip="the folder that Export writes into")
         self.message = w.HTML()
-        self._delete = _button("Delete", "trash", self.delete, "delete the chosen runs for good")
+        self._delete = button("Delete", "trash", self.delete, "", "delete the chosen runs for good")
         drawing = [] if overlay is None else [
-            _button("Overlay", "line-chart", self.overlay, "draw the chosen runs on the figures"),
-            _button("Clear", "eraser", self.clear, "take overlaid runs off the figures")]
+            button("Overlay", "line-chart", self.overlay, "",
+                   "draw the chosen runs on the figures"),
+            button("Clear", "eraser", self.clear, "", "take overlaid runs off the figures")]
         row = w.Layout(align_items="center", flex_flow="row wrap")
         super().__init__([
-            w.HBox([self.words, _button("Refresh", "refresh", self.refresh, "read the log anew")],
-                   layout=row),
+            w.HBox([self.words, button("Refresh", "refresh", self.refresh, "",
+                                       "read the log anew")], layout=row),
             self.list,
-            w.HBox([*drawing, _button("Export", "download", self.export,
-                                      "write the chosen runs as CSV, JSON and record files"),
+            w.HBox([*drawing, button("Export", "download", self.export, "",
+                                     "write the chosen runs as CSV, JSON and record files"),
                     self.folder, self._delete], layout=row),
             self.message])
         self.words.observe(lambda _: self._list(), names="value")
@@ -117,7 +120,7 @@ class Runs(w.VBox):
         if chosen != self._condemned:
             self._condemned = chosen
             self._delete.button_style = "danger"
-            self._warn(f"Press Delete again to delete {_runs(len(chosen))} for good.")
+            self._warn(f"Press Delete again to delete {n_runs(len(chosen))} for good.")
             return
         try:
             n_deleted = self._opened().delete(chosen)
@@ -125,7 +128,7 @@ class Runs(w.VBox):
             self._warn(error)
             return
         self.refresh()
-        self._say(f"Deleted {_runs(n_deleted)}.")
+        self._say(f"Deleted {n_runs(n_deleted)}.")
 
     def close(self) -> None:
         """Close the log and the widgets."""
@@ -146,7 +149,7 @@ class Runs(w.VBox):
         self.list.options = matches[:MOST_LISTED]
         self.list.value = [number for _, number in matches[:MOST_LISTED] if number in chosen]
         more = f", the newest {MOST_LISTED} are listed" if len(matches) > MOST_LISTED else ""
-        self._say(f"{_runs(len(matches))} of {len(lines):,}{more}.")
+        self._say(f"{n_runs(len(matches))} of {len(lines):,}{more}.")
 
     def _some_chosen(self) -> bool:
         if not self.list.value:
@@ -169,6 +172,37 @@ class Runs(w.VBox):
         self.message.value = style.problem(str(words))
 
 
+class FoldedRuns(w.Accordion):
+    """The runs of the user's log, folded away; the log is read while they are unfolded."""
+
+    def __init__(self, *, workload: str, overlay: Overlay) -> None:
+        self._runs = Runs(workload=workload, overlay=overlay)
+        super().__init__([self._runs], titles=["run log"])
+        self.add_class("xstage-folded")
+        self.observe(lambda _: self.refresh(), names="selected_index")
+
+    def refresh(self) -> None:
+        """Read the log anew if the list is to be seen."""
+        if self.selected_index is not None:
+            self._runs.refresh()
+
+    def close(self) -> None:
+        """Close the log and the widgets."""
+        self._runs.close()
+        super().close()
+
+
+def as_overlaid(run: Run, record: Record) -> Record:
+    """Return a record of the log as what it is on today's figures, and where it comes from.
+
+    What was live when it was measured is RECORDED now; what was simulated stays so.
+    """
+    badge = "RECORDED" if run.badge == "LIVE" else run.badge
+    origin = {"badge": badge, "recorded_badge": run.badge, "run": run.uuid,
+              "source": f"run log, {run.device} on {run.machine}"}
+    return dataclasses.replace(record, provenance=record.provenance | origin)
+
+
 def line(run: Run) -> str:
     """Return a run in one line: number, date, origin, parameters, total time."""
     about = (f"{name}={text(name, value) if display(name).unit else value}"
@@ -179,11 +213,6 @@ def line(run: Run) -> str:
                        f"total {text('total_s', run.total_s)}"])
 
 
-def _runs(n: int) -> str:
+def n_runs(n: int) -> str:
+    """Return a number of runs in words."""
     return f"{n:,} run{'' if n == 1 else 's'}"
-
-
-def _button(words: str, icon: str, pressed: Callable[[], None], hint: str) -> w.Button:
-    button = w.Button(description=words, icon=icon, tooltip=hint, layout=w.Layout(width="94px"))
-    button.on_click(lambda _: pressed())
-    return button

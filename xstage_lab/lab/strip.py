@@ -26,12 +26,12 @@ class Strip(w.VBox):
                                                                max_width="240px"))
         self.folder = w.Text("exports", layout=w.Layout(width="84px"),
                              tooltip="the folder that Export writes into")
-        self._measure = _button("Measure", "play", measure, "primary",
+        self._measure = button("Measure", "play", measure, "primary",
                                 "run these settings on the device")
-        self._sweep = _button("Sweep", "signal", sweep, "",
+        self._sweep = button("Sweep", "signal", sweep, "",
                               "run a series of settings on the device")
-        self._stop = _button("Stop", "stop", stop, "warning", "end the running measurement")
-        self._export = _button("Export", "download", export, "",
+        self._stop = button("Stop", "stop", stop, "warning", "end the running measurement")
+        self._export = button("Export", "download", export, "",
                                "write the visible figure, its data and its parameters to files")
         row = w.Layout(align_items="center")
         super().__init__([
@@ -58,8 +58,9 @@ class Strip(w.VBox):
         self.message.value = problem(text)
 
 
-def _button(words: str, icon: str, pressed: Callable[[], None], style: str, hint: str) -> w.Button:
-    button = w.Button(description=words, icon=icon, button_style=style, tooltip=hint,
+def button(words: str, icon: str, pressed: Callable[[], None], style: str, hint: str) -> w.Button:
+    """Return a button that calls `pressed`."""
+    made = w.Button(description=words, icon=icon, button_style=style, tooltip=hint,
                       layout=w.Layout(width="94px"))
-    button.on_click(lambda _: pressed())
-    return button
+    made.on_click(lambda _: pressed())
+    return made

@@ -63,6 +63,8 @@ class Tune(Panel):
         If a setting is unknown, or no number where one is needed.
     """
 
+    workload = FusedGemm.__name__
+
     def __init__(self, **settings: Any) -> None:
         machine = machine_controls(settings.get("machine", "B200-SXM"))
         made = machine | _gemm_controls() | _tuning_controls() | {
