@@ -2,8 +2,7 @@
 
 from xstage_lab.lab.burst_gap import BurstGap
 from xstage_lab.lab.calculator import Calculator
-from xstage_lab.lab.calibrate import Calibrate
 from xstage_lab.lab.runs import Runs
 from xstage_lab.lab.tune import Tune
 
-__all__ = ["BurstGap", "Calculator", "Calibrate", "Tune"]
+__all__ = ["BurstGap", "Calculator", "Runs", "Tune"]
