@@ -18,9 +18,9 @@ from xstage_lab.analysis import (
     PARAMETERS,
     Calibration,
     Prediction,
-    Sample,
     calibrate,
     compare,
+    experiments,
     explain,
     measure_t_mma,
     measured_regime,
@@ -137,18 +137,18 @@ def test_producers_that_cannot_fill_the_path_are_told() -> None:
 
 
 def test_progress_and_samples() -> None:
-    """Progress runs from 0 towards 1 with the experiment's name; every sample is handed over as
-    it arrives and kept."""
+    """Progress runs from 0 towards 1 with the experiment's name; the samples come one by one, the
+    same that are kept."""
     told: list[tuple[float, str]] = []
-    taken: list[Sample] = []
-    found = calibrate(SimulatedDevice(machine_of(8)), repeats=1, take=taken.append,
+    device = SimulatedDevice(machine_of(8))
+    found = calibrate(device, repeats=1,
                       progress=lambda done, what: told.append((done, what)))
     done = [share for share, _ in told]
     assert done == sorted(done)
     assert 0 <= done[0] < done[-1] <= 1
-    assert tuple(taken) == found.samples
-    assert [what for _, what in told] == [sample.experiment for sample in taken]
-    assert {s.experiment for s in taken} >= {"zero-gap", "isolated", "plateau", "control"}
+    assert [what for _, what in told] == [sample.experiment for sample in found.samples]
+    assert {what for _, what in told} >= {"zero-gap", "isolated", "plateau", "control"}
+    assert tuple(experiments(device, repeats=1)) == found.samples
 
 
 class Disturbed:
