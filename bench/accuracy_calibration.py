@@ -53,10 +53,14 @@ def measure() -> list[Figure]:
 
 
 def draw_machine(rng: np.random.Generator) -> MachineSpec:
-    """Draw a machine whose producers can fill the path, limited by egress, ingress or credits."""
+    """Draw a machine whose producers can fill the path, limited by egress, ingress or credits.
+
+    Its destinations are as fast as the link or slower by a tenth at least: one that is slower by
+    a hair takes the volume of dozens of bursts to fill up, and none of them would tell.
+    """
     k = int(rng.integers(16, 149))
     egress = float(np.exp(rng.uniform(np.log(20e9), np.log(900e9))))
-    ingress = egress * rng.uniform(0.8, 1.5)
+    ingress = egress * (rng.uniform(0.8, 0.9) if rng.random() < 0.3 else rng.uniform(1.0, 1.5))
     latency = rng.uniform(0.3e-6, 4e-6)
     link = LinkSpec(
         name="drawn",
