@@ -5,10 +5,11 @@ from xstage_lab.analysis.comparison import Comparison, compare, measured_regime
 from xstage_lab.analysis.explanation import explain
 from xstage_lab.analysis.judgement import Verdict, judge
 from xstage_lab.analysis.prediction import Prediction, measure_t_mma, predict
-from xstage_lab.analysis.protocol import calibrate, experiments
+from xstage_lab.analysis.protocol import EXPECTED_TRAINS, calibrate, experiments
 from xstage_lab.analysis.tilings import PredictedMap, predict_map, t_mma_roofline
 
 __all__ = [
+    "EXPECTED_TRAINS",
     "PARAMETERS",
     "Calibration",
     "Comparison",

@@ -2,7 +2,8 @@
 
 from xstage_lab.lab.burst_gap import BurstGap
 from xstage_lab.lab.calculator import Calculator
+from xstage_lab.lab.calibrate import Calibrate
 from xstage_lab.lab.runs import Runs
 from xstage_lab.lab.tune import Tune
 
-__all__ = ["BurstGap", "Calculator", "Runs", "Tune"]
+__all__ = ["BurstGap", "Calculator", "Calibrate", "Runs", "Tune"]

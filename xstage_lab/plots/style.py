@@ -48,7 +48,8 @@ _LABELS = {
     "time_s": "time", "backlog_bytes": "backlog", "volume_bytes": "burst V = K B",
     "n_sms": "SMs that store", "rate_bytes_per_s": "store rate", "total_s": "total time",
     "error_ratio": "predicted / measured - 1", "k": "K of each GPU's GEMM",
-    "fused_s": "time", "payload_bytes": "message",
+    "burst_bytes": "burst B of one producer", "n_producers": "producers K",
+    "capacity_bytes": "capacity Q", "fused_s": "time", "payload_bytes": "message",
 }
 
 
