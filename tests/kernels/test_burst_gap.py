@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from xstage_lab.kernels import burst_gap
+from xstage_lab.kernels.burst_gap import N_ANCHORS, SHARED_BYTES, WAITS
 from xstage_lab.kernels.failures import KernelFailed, describe_report
 from xstage_lab.kernels.host import check_races, compile_kernel
 from xstage_lab.kernels.nvrtc import CompileFailed
@@ -20,8 +23,6 @@ from xstage_lab.kernels.source import Source, read
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 POISON = 0xFFFFFFFF
-SHARED_BYTES = 1024
-WAITS = ["all CTAs to end their burst"]
 MASK = 0xFFFFFFFF
 
 
@@ -58,7 +59,7 @@ class Train:
         shape = (ctas, self.n_slots, self.burst_bytes // 4)
         self.inbox = [[np.full(shape, POISON, np.uint32) for _ in gpus] for _ in gpus]
         self.spans = [np.zeros((ctas, self.n_bursts, 2), np.int64) for _ in gpus]
-        self.anchors = [np.zeros((ctas, 4), np.int64) for _ in gpus]
+        self.anchors = [np.zeros((ctas, N_ANCHORS), np.int64) for _ in gpus]
         self.sms = [np.full(ctas, POISON, np.uint32) for _ in gpus]
         self.reports = [np.zeros(8, np.uint32) for _ in gpus]
 
@@ -71,15 +72,15 @@ class Train:
         return [(gpu + 1 + i) % self.n_gpus for i in range(max(self.n_gpus - 1, 1))]
 
     def run(self, source: Source | None = None) -> Train:
-        abort = np.array([self.abort], np.uint32)
+        abort, started = np.array([self.abort], np.uint32), np.zeros(1, np.uint32)
         arguments: list[tuple[Any, ...]] = []
         for gpu in range(self.n_gpus):
             to = [self.inbox[owner][gpu].ctypes.data for owner in self.owners(gpu)]
             arguments.append((
                 np.array(to, np.uint64), len(to), self.burst_bytes, self.n_bursts, self.n_slots,
                 100 + gpu, self.gap_cycles, int(self.lockstep), self.spans[gpu],
-                self.anchors[gpu], self.sms[gpu], np.zeros(1, np.uint32), abort,
-                self.budget_cycles, self.reports[gpu]))
+                self.anchors[gpu], self.sms[gpu], np.zeros(1, np.uint32), started,
+                self.n_gpus * self.n_ctas, abort, self.budget_cycles, self.reports[gpu]))
         compile_kernel(source or self.source).launch(
             self.n_ctas, self.n_threads, arguments, seed=self.seed,
             shared_bytes=SHARED_BYTES + self.bulk * self.burst_bytes)
@@ -136,7 +137,39 @@ def test_gaps_are_kept(lockstep: bool, bulk: bool) -> None:
         assert (anchors[:, 1] <= start[:, 0]).all()
         assert (anchors[:, 3] >= end[:, -1]).all()
         assert (anchors[:, 2] > anchors[:, 0]).all()
+        assert ((anchors[:, 4] >= end[:, -1]) & (anchors[:, 4] < anchors[:, 3])).all()
         assert sorted(sms) == list(range(5))
+
+
+def test_all_start_together() -> None:
+    """No CTA of any GPU stores before all CTAs of all GPUs are there."""
+    train = Train(n_gpus=3, lockstep=False, seed=4)
+    late = "    if (cta == 1 && started != nullptr) for (int i = 0; i < 50; ++i) __nanosleep(20);\n"
+    line = "        red_release_sys(started, 1);\n"
+    train.run(train.source.replace(line, late + line))
+    first = min(spans[:, 0, 0].min() for spans in train.spans)
+    assert first >= 50 * ROUND_CYCLES
+
+
+def test_a_cta_that_never_comes_is_named() -> None:
+    """Where a CTA is missing at the start, the others end by the budget and say so."""
+    train = Train(budget_cycles=20_000)
+    line = "        red_release_sys(started, 1);\n"
+    train.run(train.source.replace(line, "        if (cta != 1)\n    " + line))
+    for told in train.told():
+        assert "waited for all CTAs of all GPUs to start: it saw 4 and needs 6" in told
+    assert not any(spans.any() for spans in train.spans)
+
+
+def test_arguments_are_those_of_the_kernel() -> None:
+    """Names and types of the arguments, from which launches are packed, are the kernel's own."""
+    kernel = compile_kernel(Train().source)
+    declared = re.search(r"burst_gap\(([^)]*)\)", Train().source.text)
+    assert declared is not None
+    names = [re.split(r"[ *]", each.strip())[-1] for each in declared.group(1).split(",")]
+    assert names == list(burst_gap.ARGUMENTS)
+    for kind, wanted in zip(kernel.parameters, burst_gap.ARGUMENTS.values(), strict=True):
+        assert np.dtype(wanted) == (np.dtype(np.uint64) if "*" in kind else np.dtype(kind))
 
 
 SPAN_START = "        long long start = clock_cycles(), end = start;"

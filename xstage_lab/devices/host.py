@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from xstage_lab import reference
 from xstage_lab.devices.base import Capabilities
-from xstage_lab.errors import Infeasible, InvalidValue, require_choice, require_number
-from xstage_lab.kernels import fused_tiles
+from xstage_lab.errors import Infeasible, require_choice, require_number
+from xstage_lab.kernels import burst_gap, fused_tiles
 from xstage_lab.kernels.failures import N_REPORT_WORDS, KernelFailed, describe_report
 from xstage_lab.kernels.fused_tiles import SIGNALS, STORE_PATHS, Variant
 from xstage_lab.kernels.host import compile_kernel
-from xstage_lab.kernels.source import Source, read
+from xstage_lab.kernels.source import Source
 from xstage_lab.record import SUMMARY_KEYS, Record, provenance
 from xstage_lab.schedule import Program
 from xstage_lab.spec import BurstTrain, FusedGemm, LinkSpec, MachineSpec, Tuning
@@ -28,8 +28,6 @@ from xstage_lab.spec import BurstTrain, FusedGemm, LinkSpec, MachineSpec, Tuning
 MAX_FLOP = 2**33          # of a program: minutes
 MAX_BYTES = 2**30         # of all buffers
 BURST_THREADS = 64
-BURST_SHARED_BYTES = 1024
-BURST_WAITS = ("all CTAs to end their burst",)
 _SOURCE = "the CUDA kernels built by g++ and run on emulated GPUs; no times"
 
 
@@ -99,7 +97,7 @@ class HostDevice:
         """
         used = 0 if seed is None else seed
         if isinstance(program.workload, BurstTrain):
-            digest = self._run_bursts(program, program.workload, used)
+            digest = self._run_bursts(program, used)
         else:
             digest = self._run_gemm(program, program.workload, used)
         remote = sum(map(program.remote_bytes, range(program.n_gpus))) / program.n_gpus
@@ -137,14 +135,9 @@ class HostDevice:
             check_flags(run.flags[gpu], tasks[gpu], variant.signal, gpu)
         return source.digest
 
-    def _run_bursts(self, program: Program, train: BurstTrain, seed: int) -> str:
-        if train.burst_bytes % 16:
-            raise InvalidValue("burst_bytes", train.burst_bytes, "multiples of 16", "B",
-                               "The kernel stores 16 bytes at a time.")
-        if program.stores == "off":
-            raise InvalidValue("stores", "off", "remote or local",
-                               remedy="Without its stores a burst train does nothing.")
-        n_gpus, n_ctas, bulk = program.n_gpus, program.n_ctas, self.store_path == "bulk"
+    def _run_bursts(self, program: Program, seed: int) -> str:
+        train = burst_gap.train_of(program)
+        n_gpus, n_ctas = program.n_gpus, program.n_ctas
         shape = (n_gpus, n_ctas, train.n_bursts, train.burst_bytes // 4)
         _require_memory(n_gpus * 4 * math.prod(shape))
         owners = [rows["owner"][:n_ctas].astype(int) for rows in program.tasks]
@@ -152,18 +145,23 @@ class HostDevice:
         report = [np.zeros(N_REPORT_WORDS, np.uint32) for _ in range(n_gpus)]
         pointers = [np.array([stored[gpu][owner].ctypes.data for owner in owners[gpu]], np.uintp)
                     for gpu in range(n_gpus)]
-        abort = np.zeros(1, np.uint32)
-        source = self.edit(read("burst_gap", N_THREADS=BURST_THREADS, BULK=int(bulk)))
+        abort, started = np.zeros(1, np.uint32), np.zeros(1, np.uint32)
+        source = self.edit(burst_gap.source(self.store_path, BURST_THREADS))
         arguments = [
-            (pointers[gpu], n_ctas, train.burst_bytes, train.n_bursts, train.n_bursts, seed + gpu,
-             64 if train.gap_s > 0 else 0, int(train.sync == "lockstep"),
-             np.zeros((n_ctas, train.n_bursts, 2), np.int64), np.zeros((n_ctas, 4), np.int64),
-             np.zeros(n_ctas, np.uint32), np.zeros(1, np.uint32), abort, self.budget_cycles,
-             report[gpu]) for gpu in range(n_gpus)]
+            burst_gap.in_order(
+                destinations=pointers[gpu], n_destinations=n_ctas, burst_bytes=train.burst_bytes,
+                n_bursts=train.n_bursts, n_slots=train.n_bursts, seed=seed + gpu,
+                gap_cycles=64 if train.gap_s > 0 else 0, lockstep=int(train.sync == "lockstep"),
+                spans=np.zeros((n_ctas, train.n_bursts, 2), np.int64),
+                anchors=np.zeros((n_ctas, burst_gap.N_ANCHORS), np.int64),
+                sms=np.zeros(n_ctas, np.uint32), counter=np.zeros(1, np.uint32), started=started,
+                n_starters=n_gpus * n_ctas, abort=abort, budget_cycles=self.budget_cycles,
+                report=report[gpu])
+            for gpu in range(n_gpus)]
         compile_kernel(source).launch(
             n_ctas, BURST_THREADS, arguments, seed=seed,
-            shared_bytes=BURST_SHARED_BYTES + bulk * train.burst_bytes)
-        _raise_reported(report, BURST_WAITS)
+            shared_bytes=burst_gap.shared_bytes(self.store_path, train.burst_bytes))
+        _raise_reported(report, burst_gap.WAITS)
         for gpu in range(n_gpus):
             mine = (owners[gpu], np.arange(n_ctas))
             reference.check_bursts(stored[gpu][mine], seed=seed + gpu, n_bursts=train.n_bursts,

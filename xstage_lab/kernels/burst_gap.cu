@@ -1,7 +1,7 @@
 // Burst trains: every CTA stores a burst, waits for a gap, stores the next, and notes when.
 //
 // Launch: n_ctas CTAs of N_THREADS threads, all of them resident at the same time (a cooperative
-// launch checks it); with lockstep they wait for each other.
+// launch checks it): they start together, those of all GPUs, and with lockstep wait for each other.
 //
 // Parameters of the compilation
 //   N_THREADS  threads of a CTA, a multiple of 32
@@ -26,17 +26,21 @@
 //   lockstep                            0: CTAs run free; 1: all CTAs of this GPU end a burst
 //                                       before any starts the gap to the next
 //   spans int64 [n_ctas][n_bursts][2]   start and end of each burst, cycles of the CTA's SM
-//   anchors int64 [n_ctas][4]           ns and cycles before the first burst, and once all bursts
-//                                       have arrived: what aligns SMs and tells the clock's rate
+//   anchors int64 [n_ctas][5]           ns and cycles before the start and after the end, each at a
+//                                       step of the global timer: what aligns SMs and tells the
+//                                       clock's rate; and the cycles once all bursts have arrived
 //   sms [n_ctas]                        the SM that ran the CTA
 //   counter [1]                         zero at launch
-//   abort, budget_cycles, report        WaitLimit of ptx.cuh; wait 0: all CTAs to end their burst
+//   started [1], n_starters             CTAs that are there, of all GPUs, zero at launch; and how
+//                                       many there must be
+//   abort, budget_cycles, report        WaitLimit of ptx.cuh; wait 0: all CTAs to start, 1: all
+//                                       CTAs of this GPU to end their burst
 //
 // The pattern: word i (32 bits) of burst j of CTA c is hash(seed, c, j) + i, modulo 2**32.
 //
 // Order and scope: bursts are weak stores and nothing orders them. The lockstep counter is relaxed,
 // gpu scope: a release would wait for the stores to complete, and it is their issue that is timed.
-// One sys fence ends the kernel; the time up to it stands in `anchors`.
+// One sys fence ends the kernel; when it is through, all bursts have arrived.
 //
 // What the clock brackets. Register stores: from before a warp's first store to after the issue of
 // its last; the span of a burst is from the earliest warp's start to the latest warp's end. Bulk:
@@ -56,13 +60,13 @@
 constexpr unsigned N_WARPS = N_THREADS / 32;
 constexpr unsigned N_STORE_WARPS = BULK ? 1 : N_WARPS;
 constexpr unsigned SHARED_BYTES = 1024;  // before the source of bulk copies
-constexpr unsigned WAIT_FOR_BURSTS = 0;
+enum Wait : unsigned { FOR_ALL_CTAS, FOR_BURSTS };
 constexpr unsigned ABORT_CHECK_BURSTS = 64;  // free CTAs look at the abort flag this rarely
 
 struct Shared {
     long long start[N_WARPS], end[N_WARPS];  // of the burst, by warp
     long long earliest;                      // the next burst starts no sooner
-    bool goes_on;
+    bool all_there, goes_on;
 };
 static_assert(sizeof(Shared) <= SHARED_BYTES, "too many warps");
 
@@ -85,7 +89,7 @@ WRAPPER uint4 pattern(unsigned first, unsigned vector) {
 // Counts this CTA in and waits until all have come; false if the launch is to end.
 WRAPPER bool meet_all(unsigned* counter, unsigned burst, const WaitLimit& limit) {
     red_relaxed_gpu(counter, 1);
-    return wait_at_least<ld_relaxed_gpu>(counter, (burst + 1) * gridDim.x, limit, WAIT_FOR_BURSTS,
+    return wait_at_least<ld_relaxed_gpu>(counter, (burst + 1) * gridDim.x, limit, FOR_BURSTS,
                                          burst);
 }
 
@@ -93,7 +97,8 @@ extern "C" __global__ void __launch_bounds__(N_THREADS, 1)
 burst_gap(unsigned char* const* destinations, unsigned n_destinations, unsigned burst_bytes,
           unsigned n_bursts, unsigned n_slots, unsigned seed, long long gap_cycles,
           unsigned lockstep, long long* spans, long long* anchors, unsigned* sms,
-          unsigned* counter, const unsigned* abort, long long budget_cycles, unsigned* report) {
+          unsigned* counter, unsigned* started, unsigned n_starters, const unsigned* abort,
+          long long budget_cycles, unsigned* report) {
     DYNAMIC_SHARED(memory);
     Shared& shared = *reinterpret_cast<Shared*>(memory);
     const WaitLimit limit = {abort, budget_cycles, report};
@@ -101,12 +106,19 @@ burst_gap(unsigned char* const* destinations, unsigned n_destinations, unsigned 
     const unsigned n_vectors = burst_bytes / 16;
     unsigned char* const region = destinations[cta % n_destinations] +
                                   static_cast<unsigned long long>(cta) * n_slots * burst_bytes;
-    long long last_end = clock_cycles();
+    long long* const anchor = anchors + 5 * cta;
     if (thread == 0) {
         sms[cta] = smid();
-        anchors[4 * cta] = global_ns();
-        anchors[4 * cta + 1] = last_end;
+        next_timer_step();
+        anchor[0] = global_ns();
+        anchor[1] = clock_cycles();
+        red_release_sys(started, 1);
+        shared.all_there =
+            wait_at_least<ld_acquire_sys>(started, n_starters, limit, FOR_ALL_CTAS, 0);
     }
+    __syncthreads();
+    if (!shared.all_there) return;
+    long long last_end = clock_cycles();
 
     for (unsigned burst = 0; burst < n_bursts; ++burst) {
         const unsigned first = hash(seed, cta, burst);
@@ -169,7 +181,9 @@ burst_gap(unsigned char* const* destinations, unsigned n_destinations, unsigned 
     fence_acq_rel_sys();
     __syncthreads();
     if (thread == 0) {
-        anchors[4 * cta + 2] = global_ns();
-        anchors[4 * cta + 3] = clock_cycles();
+        anchor[4] = clock_cycles();
+        next_timer_step();
+        anchor[2] = global_ns();
+        anchor[3] = clock_cycles();
     }
 }

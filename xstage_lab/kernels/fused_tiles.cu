@@ -70,12 +70,14 @@ WRAPPER bool wait_for_slot(Shared& s, const Params& p, int use, int row) {
     return empty;
 }
 
-// The MMA role's first thread waits until the tile may be started.
+// The MMA role's first thread waits until the tile may be started. For other tasks it waits half
+// the budget, so that this is reported, and not that the store warps wait for the tile.
 WRAPPER bool wait_for_start(Shared& s, const Params& p, int use, int row) {
     const Task& task = s.tasks[use % 2];
+    const WaitLimit sooner = {p.limit.abort, p.limit.budget_cycles / 2, p.limit.report};
     if (task.waits_for >= 0 &&
         !wait_at_least<ld_acquire_gpu>(&p.counters[task.waits_for],
-                                       task.wait_count * N_STORE_WARPS, p.limit, FOR_COUNTER, row))
+                                       task.wait_count * N_STORE_WARPS, sooner, FOR_COUNTER, row))
         return false;
     return OVERLAPS || wait_for_slot(s, p, use, row);
 }
@@ -206,12 +208,13 @@ extern "C" __global__ void __launch_bounds__(N_THREADS, 1) fused_tiles(const Par
     if (threadIdx.x < N_SLOTS) s.full[threadIdx.x] = s.empty[threadIdx.x] = 0;
     if (threadIdx.x == 0) {
         s.gave_up_at_start = s.gave_up_at_slot = false;
+        times.sm = smid();
+        next_timer_step();
+        times.start_ns = global_ns();
+        times.start_cycles = clock_cycles();
         red_release_sys(p.started, 1);
         s.gave_up_at_launch = !wait_at_least<ld_acquire_sys>(p.started, p.n_starters, p.limit,
                                                              FOR_ALL_CTAS, 0);
-        times.sm = smid();
-        times.start_cycles = clock_cycles();
-        times.start_ns = global_ns();
     }
     __syncthreads();
     if (s.gave_up_at_launch) return;
@@ -222,8 +225,9 @@ extern "C" __global__ void __launch_bounds__(N_THREADS, 1) fused_tiles(const Par
         setmaxnreg_dec<72>();
         store_role(p, s);
         if (threadIdx.x == N_MMA_THREADS) {
-            times.end_cycles = clock_cycles();
+            next_timer_step();
             times.end_ns = global_ns();
+            times.end_cycles = clock_cycles();
         }
     }
 }

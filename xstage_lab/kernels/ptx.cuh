@@ -169,6 +169,13 @@ WRAPPER long long global_ns() {
     return ns;
 }
 
+// Waits for the global timer's next step, so that ns and cycles read right after it belong together
+// much closer than the timer's step: what aligns the clocks of SMs, and tells their rate.
+WRAPPER void next_timer_step() {
+    const long long ns = global_ns();
+    while (global_ns() == ns) {}  // for time to pass, not for anybody
+}
+
 // The SM this CTA runs on. On the host: the CTA's index.
 WRAPPER unsigned smid() {
     unsigned sm;

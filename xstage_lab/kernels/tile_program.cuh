@@ -69,8 +69,8 @@ struct TileTimes {          // cycles of the SM
 
 struct CtaTimes {           // aligns SMs and tells the clock's rate
     long long sm;
-    long long start_cycles, start_ns;  // once all CTAs of all GPUs are there
-    long long end_cycles, end_ns;      // once the first store warp is done
+    long long start_cycles, start_ns;  // at a step of the global timer, before the CTAs meet
+    long long end_cycles, end_ns;      // at a step, once the first store warp is done
 };
 
 struct Params {
