@@ -63,12 +63,12 @@ def test_opening_the_panel_touches_no_disk(tmp_path: Path) -> None:
 
 
 def test_runs_are_listed_with_their_numbers(panel: Runs) -> None:
-    """The newest run stands first, each line with date, badge, machine, parameters and total."""
+    """The newest run stands first, each line with date, badge, machine, total and parameters."""
     assert ids(panel) == [3, 2, 1]
     line = panel.list.options[1][0]
     assert line.startswith("#2 · 20")
     assert line.endswith(
-        "SIMULATED · H100-SXM · BurstTrain · n_producers=4 gap_s=0 us · total 2 us")
+        "SIMULATED · H100-SXM · BurstTrain · total 2 us · n_producers=4 gap_s=0 us")
 
 
 def test_filter_words_hold_together(panel: Runs) -> None:

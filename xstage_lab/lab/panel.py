@@ -93,12 +93,12 @@ class Panel(w.VBox):
         self.numbers, self.words = w.HTML(), w.HTML(layout=w.Layout(min_height="96px"))
         self.strip = Strip(measure=self.measure, sweep=self.sweep, stop=self.stop,
                            export=self.export)
-        right = w.VBox([self.figures, self.strip, self.words, self.numbers, self.runs],
+        right = w.VBox([self.figures, self.strip, self.words, self.numbers],
                        layout=w.Layout(flex="1 1 0", min_width="0"))
         box = w.VBox(list(left), layout=w.Layout(flex="0 0 330px", padding="0 12px 0 0"))
         misfits = [style.problem(f"{p.what} {p.remedy}") for p in package_problems()]
-        super().__init__([w.HTML(style.STYLE + "".join(misfits)), w.HBox([box, right])],
-                         layout=w.Layout(width="100%"))
+        super().__init__([w.HTML(style.STYLE + "".join(misfits)), w.HBox([box, right]),
+                          self.runs], layout=w.Layout(width="100%"))
         self.add_class("xstage-panel")
         controls.observe(self._redraw)
         self.figures.observe(self._redraw, names="selected_index")

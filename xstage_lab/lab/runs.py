@@ -43,7 +43,7 @@ class Runs(w.VBox):
         self._condemned: tuple[int, ...] = ()
         self.words = w.Text(placeholder="filter: words of a line, such as H100 LIVE 2026-09",
                             continuous_update=False, layout=w.Layout(flex="1 1 200px"))
-        self.list = w.SelectMultiple(rows=8, layout=w.Layout(width="100%"))
+        self.list = w.SelectMultiple(rows=8, layout=w.Layout(width="auto"))
         self.list.add_class("xstage-runs")
         self.folder = w.Text("exports", layout=w.Layout(width="84px"),
                              tooltip="the folder that Export writes into")
@@ -63,7 +63,7 @@ class Runs(w.VBox):
                     self.folder, self._delete], layout=row),
             self.message])
         self.words.observe(lambda _: self._list(), names="value")
-        self.list.observe(lambda _: self._spare(), names="value")
+        self.list.observe(lambda _: self._choose(), names="value")
 
     def refresh(self) -> None:
         """Read the log anew; what stays in the list stays chosen."""
@@ -146,6 +146,7 @@ class Runs(w.VBox):
         lines = [(line(run), run.id) for run in self._found]
         matches = [(words_of, number) for words_of, number in lines
                    if all(word in words_of.lower() for word in words)]
+        self.list.value = ()  # the page must not look for the old choice in the new list
         self.list.options = matches[:MOST_LISTED]
         self.list.value = [number for _, number in matches[:MOST_LISTED] if number in chosen]
         more = f", the newest {MOST_LISTED} are listed" if len(matches) > MOST_LISTED else ""
@@ -156,10 +157,12 @@ class Runs(w.VBox):
             self._warn("Choose runs in the list first; Ctrl or Shift chooses several.")
         return bool(self.list.value)
 
-    def _spare(self) -> None:
-        """Forget that the runs chosen before were to be deleted."""
+    def _choose(self) -> None:
+        """Forget that other runs were to be deleted; show all of a line that may be cut off."""
         self._condemned = ()
         self._delete.button_style = ""
+        chosen = [run for run in self._found if run.id in self.list.value]
+        self._say(line(chosen[0]) if len(chosen) == 1 else f"{n_runs(len(chosen))} chosen.")
 
     def _end(self, error: XStageError | None) -> None:
         if error is not None:
@@ -204,13 +207,13 @@ def as_overlaid(run: Run, record: Record) -> Record:
 
 
 def line(run: Run) -> str:
-    """Return a run in one line: number, date, origin, parameters, total time."""
+    """Return a run in one line: number, date, origin, total time, parameters."""
     about = (f"{name}={text(name, value) if display(name).unit else value}"
              for name, value in run.parameters.items()
              if value is not None and name != "workload")
     when = run.date[:16].replace("T", " ")
-    return " · ".join([f"#{run.id}", when, run.badge, run.machine, run.workload, " ".join(about),
-                       f"total {text('total_s', run.total_s)}"])
+    return " · ".join([f"#{run.id}", when, run.badge, run.machine, run.workload,
+                       f"total {text('total_s', run.total_s)}", " ".join(about)])
 
 
 def n_runs(n: int) -> str:
