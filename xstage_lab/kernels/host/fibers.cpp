@@ -26,20 +26,26 @@ struct Fiber {
 
 Fiber* running = nullptr;
 jmp_buf scheduler;
+std::vector<Fiber*> alive;
+std::size_t turn = 0;  // the index in `alive` that is next in this round
 
-[[gnu::noinline]] void leave_fiber() {
-    if (_setjmp(running->here) == 0) _longjmp(scheduler, 1);
+void enter();
+
+bool can_run(const Fiber& fiber) {
+    return fiber.awaits == nullptr || *fiber.awaits != fiber.generation || launch->stop;
 }
 
-void enter() {
-    running->body(*running->thread);
-    _longjmp(scheduler, 1);
+// The next fiber of this round that can run, or null at the round's end.
+Fiber* next_of_round() {
+    while (turn < alive.size())
+        if (Fiber* fiber = alive[turn++]; can_run(*fiber)) return fiber;
+    return nullptr;
 }
 
-[[gnu::noinline]] void switch_to(Fiber& fiber) {
+// Goes on where a fiber stands, or starts it.
+[[noreturn]] void go_on(Fiber& fiber) {
     running = &fiber;
     current = fiber.thread;
-    if (_setjmp(scheduler) != 0) return;
     if (fiber.started) _longjmp(fiber.here, 1);
     fiber.started = true;
     ucontext_t start;
@@ -49,6 +55,30 @@ void enter() {
     start.uc_link = nullptr;
     makecontext(&start, enter, 0);
     setcontext(&start);
+    __builtin_unreachable();
+}
+
+[[noreturn]] void go_on_with_next() {
+    if (Fiber* next = next_of_round()) go_on(*next);
+    _longjmp(scheduler, 1);
+}
+
+void enter() {
+    running->body(*running->thread);
+    go_on_with_next();
+}
+
+[[gnu::noinline]] void leave_fiber() {
+    if (_setjmp(running->here) == 0) go_on_with_next();
+}
+
+// Gives every fiber that can run its turn; returns whether there was one.
+[[gnu::noinline]] bool run_round() {
+    turn = 0;
+    Fiber* first = next_of_round();
+    if (first == nullptr) return false;
+    if (_setjmp(scheduler) == 0) go_on(*first);
+    return true;
 }
 
 // Memory of the fibers' stacks, taken from the system in one piece.
@@ -68,10 +98,6 @@ class Stacks {
     std::byte* start_;
     std::size_t n_bytes_;
 };
-
-bool can_run(const Fiber& fiber) {
-    return fiber.awaits == nullptr || *fiber.awaits != fiber.generation || launch->stop;
-}
 
 void shuffle(std::vector<Fiber*>& fibers, unsigned& random) {
     for (std::size_t i = fibers.size(); i > 1; --i) {
@@ -96,18 +122,13 @@ void run_all(std::deque<Thread>& threads, void (*body)(Thread&)) {
     const Stacks stacks(threads.size());
     const Watch watch;
     std::deque<Fiber> fibers;
-    std::vector<Fiber*> alive;
+    alive.clear();
     for (Thread& thread : threads)
         alive.push_back(&fibers.emplace_back(Fiber{&thread, body, stacks[fibers.size()]}));
     unsigned random = launch->seed;
     while (!alive.empty()) {
         if (random != 0) shuffle(alive, random);
-        bool moved = false;
-        for (Fiber* fiber : alive) {
-            if (!can_run(*fiber)) continue;
-            switch_to(*fiber);
-            moved = true;
-        }
+        const bool moved = run_round();
         std::erase_if(alive, [](const Fiber* fiber) { return fiber->thread->finished; });
         launch->clock += 32;
         watch.look();

@@ -18,7 +18,7 @@ class Rendezvous {
     // Waits for the others. `last` is done by the last to come, before anybody goes on.
     template <class Last> void meet(const char* what, Place place, Last last) {
         Gate::Held held(gate_);
-        if (n_arrived_ != 0 && std::string_view(what) != what_)
+        if (n_arrived_ != 0 && what != what_ && std::string_view(what) != what_)
             fail(std::string("comes to ") + what + " while others wait in " + what_);
         what_ = what;
         if (++n_arrived_ == n_expected_) {
