@@ -195,11 +195,10 @@ class SocketsDevice:
         if not isinstance(workload, BurstTrain | FusedGemm):
             raise Infeasible(f"the sockets device does not run {type(workload).__name__}, only "
                              "burst trains and fused GEMMs; use the simulated device.")
-        if isinstance(workload, FusedGemm) and (
-                workload.destinations not in ("round-robin", "row-owner")):
-            raise Infeasible(f"destinations {workload.destinations!r} make GPUs differ, and the "
-                             "sockets device runs GPU 0 alone; use round-robin or row-owner, or "
-                             "the simulated device.")
+        to = getattr(workload, "destinations", "round-robin")
+        if to not in ("round-robin", "row-owner"):
+            raise Infeasible(f"destinations {to!r} make GPUs differ, and the sockets device runs "
+                             "GPU 0 alone; use round-robin or row-owner, or the simulated device.")
         least_s = self._least_s(program)
         if least_s > MAX_RUN_S:
             raise Infeasible(f"this run takes at least {least_s:.0f} s on {machine.name}; allowed: "
