@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -29,6 +29,7 @@ def lru(panel: list[int], size: list[int], capacity: float) -> NDArray[np.float6
     return missed
 
 
+@settings(deadline=None)  # the first call compiles
 @given(panel=st.lists(st.integers(-1, 6), max_size=60),
        size=st.lists(st.integers(1, 50), min_size=7, max_size=7),
        capacity=st.integers(0, 250), n_ctas=st.integers(1, 9))
