@@ -189,3 +189,18 @@ def test_the_burst_notebook_opens_cleanly(open_notebook: OpenNotebookNamed) -> N
     panels.first.scroll_into_view_if_needed()
     expect(panels.first.locator(".bk-Figure").first).to_be_visible()
     notebook.screenshot("burst-gap")
+
+
+def test_the_picture_of_the_readme(open_notebook: OpenNotebookNamed) -> None:
+    """A measured run shows one SM's lanes with the link's backlog below."""
+    notebook = open_notebook(NOTEBOOK, width=1280, height=1000)
+    notebook.run_all()
+    tuning = Tuning(notebook)
+    tuning.panel.get_by_label("shape").select_option("8192 × 7168 × 2048")
+    tuning.drag("issue depth", 4)
+    tuning.press("Measure")
+    expect(tuning.message("^Done")).to_be_visible(timeout=60_000)
+    tuning.open_tab("One SM")
+    tuning.until(lambda: bool(tuning.data("One SM over time", "backlog")), "the backlog")
+    notebook.page.wait_for_timeout(500)
+    notebook.screenshot("tune")

@@ -60,11 +60,12 @@ class Calibrate(w.VBox):
             "device": controls.choice("device", "device", "simulated", ("simulated", "sockets"),
                                       "sockets: live, between processes of this computer"),
             **machine_controls(settings.get("machine", "B200-SXM")),
-            "n_producers": controls.optional("n_producers", "producers K", "empty: all there are"),
+            "n_producers": controls.optional("n_producers", "producers K", "empty: every SM"),
             "burst_bytes": controls.log("burst_bytes", "burst B", 32 * 1024, 1, 1024,
                                         "of the zero-gap trains"),
             "repeats": controls.whole("repeats", "repeats", 3, 1, 20, hint="of every train"),
         }
+        made["n_producers"].placeholder = "every SM"
         show_published(made)
         made["machine"].observe(lambda _: show_published(made), names="value")
         self.controls = Controls(**made)
@@ -103,6 +104,7 @@ class Calibrate(w.VBox):
             "save": button("Save", "save", self.save, "", "keep this calibration under its name"),
             "export": button("Export", "download", self.export, "",
                              "write the visible figure, its data and the parameters")}
+        self._buttons["start"].layout.width = "108px"
         b = self._buttons
         return w.HBox([b["start"], b["stop"], self.bar, self.name, b["save"], self.folder,
                        b["export"]], layout=w.Layout(align_items="center", flex_flow="row wrap"))

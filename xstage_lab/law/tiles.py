@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from xstage_lab.law.bursts import (
     Floats,
     floats,
+    isolated_issue_time,
     issue_free_time,
     lockstep_issue_time,
     period,
@@ -126,7 +127,8 @@ def staged_tiles(run: TileRun) -> Staged:
     end = np.minimum(waves - storing_waves, 0.5 * waves)
     mean_period = (steady * (0.5 * waves - end) + chain * end) / (0.5 * waves)
     return Staged(accepted, np.maximum(accepted, arrived), mean_period,
-                  _issue_span(accepted, bounds, waves, mma, issue, serial),
+                  _issue_span(accepted, bounds, waves, mma,
+                              isolated_issue_time(issue, k * per_tile, drain, held, t0), serial),
                   _stall_ratio(accepted, waves, mma, issue, depth, steady), bounds)
 
 
@@ -144,7 +146,10 @@ def _in_step(waves: Floats, mma: Floats, issue: Floats, latency: Floats, volume:
 
 def _issue_span(accepted: Floats, bounds: Floats, waves: Floats, mma: Floats, issue: Floats,
                 serial: NDArray[np.bool_]) -> Floats:
-    """Mean issue span: what an SM's time leaves for the store role, once it is the bottleneck."""
+    """Mean issue span: what an SM's time leaves for the store role, once it is the bottleneck.
+
+    `issue` is that of a wave that finds the path empty.
+    """
     blocked = accepted > bounds[:2].max(axis=0) * (1 + 1e-9)
     left = (accepted - np.where(serial, waves, 1) * mma) / waves
     return np.where(serial | blocked, np.maximum(left, issue), issue)

@@ -28,7 +28,7 @@ class Fitted(Plot):
 
     def __init__(self, name: str, title: str, x: str, y: str, x_axis_type: str = "linear") -> None:
         self.name, self.x, self.y = name, x, y
-        fig = new_figure(title, x, y, x_axis_type=x_axis_type)
+        fig = new_figure(title, x, y, height=410, legend_rows=1, x_axis_type=x_axis_type)
         super().__init__(fig)
         for end in ("low", "high"):
             fig.line(x, y, source=self._add(end, x, y), color=PREDICTED, line_width=1,
