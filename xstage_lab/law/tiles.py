@@ -14,7 +14,6 @@ from numpy.typing import ArrayLike, NDArray
 from xstage_lab.law.bursts import (
     Floats,
     floats,
-    isolated_issue_time,
     issue_free_time,
     lockstep_issue_time,
     period,
@@ -127,8 +126,7 @@ def staged_tiles(run: TileRun) -> Staged:
     end = np.minimum(waves - storing_waves, 0.5 * waves)
     mean_period = (steady * (0.5 * waves - end) + chain * end) / (0.5 * waves)
     return Staged(accepted, np.maximum(accepted, arrived), mean_period,
-                  _issue_span(accepted, bounds, waves, mma,
-                              isolated_issue_time(issue, k * per_tile, drain, held, t0), serial),
+                  _issue_span(accepted, bounds, waves, mma, issue, serial),
                   _stall_ratio(accepted, waves, mma, issue, depth, steady), bounds)
 
 
@@ -148,7 +146,8 @@ def _issue_span(accepted: Floats, bounds: Floats, waves: Floats, mma: Floats, is
                 serial: NDArray[np.bool_]) -> Floats:
     """Mean issue span: what an SM's time leaves for the store role, once it is the bottleneck.
 
-    `issue` is that of a wave that finds the path empty.
+    Behind a bottleneck of compute, spans may be blocked for as long as nobody waits for them;
+    that is not modelled.
     """
     blocked = accepted > bounds[:2].max(axis=0) * (1 + 1e-9)
     left = (accepted - np.where(serial, waves, 1) * mma) / waves
