@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from xstage_lab.errors import XStageError
 
 POISON = 0xFF  # of every output byte before a run: a NaN in bf16 and fp32
-_FP32_STEP, _BF16_ROUND_OFF = 2.0**-23, 2.0**-8
+_SUM_LOSS, _BF16_ROUND_OFF = 2.0**-23, 2.0**-8
 
 
 class WrongResult(XStageError):
@@ -60,12 +60,12 @@ def product(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return a b^T, and how far a right kernel may be from it.
 
-    A kernel adds up the k products of an element in fp32, in an order of its own, and a Tensor
-    Core cuts off instead of rounding: each addition may lose a step of 2^-23 of the partial sum.
-    The products of random values add up like a random walk, so partial sums stay below
-    4 |a||b| / sqrt(k) and k additions lose less than 4 sqrt(k) 2^-23 |a||b|, with |a| and |b| the
-    norms of row and column. One wrong or missing product, of size |a||b| / k, stands out up to
-    k of about 10,000. bf16 output adds its rounding, 2^-8 of the element.
+    A kernel adds up the k products of an element in fp32, in an order of its own. A Tensor Core
+    takes 16 at a time and cuts off instead of rounding, which may lose 2^-21 of the partial sum.
+    Random products add up like a random walk: partial sums stay below 4 |a||b| / sqrt(k), with
+    |a| and |b| the norms of row and column. So k/16 additions lose less than
+    sqrt(k) 2^-23 |a||b|. One missing product, of size |a||b| / k, stands out to k of some 10,000.
+    bf16 output adds its rounding, 2^-8 of the element.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ def product(
     left, right = from_bf16(a).astype(np.float64), from_bf16(b).astype(np.float64)
     expected = _matmul(left, right.T)
     norms = np.outer(np.linalg.norm(left, axis=1), np.linalg.norm(right, axis=1))
-    tolerance = 4.0 * math.sqrt(a.shape[1]) * _FP32_STEP * norms
+    tolerance = math.sqrt(a.shape[1]) * _SUM_LOSS * norms
     if out_dtype == "bf16":
         tolerance += _BF16_ROUND_OFF * (np.abs(expected) + tolerance)
     return expected, tolerance

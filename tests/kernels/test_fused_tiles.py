@@ -53,10 +53,11 @@ def cases() -> list[Case]:
         dtype, n_ctas, n_columns = ("bf16", "fp32")[i // 4 % 2], 1 + i % 2, 2 if i % 3 else 3
         tunings = (Tuning(tile_m=m, tile_n=n, tile_k=(32, 64)[i // 2 % 2], issue_depth=depth,
                           n_stages=(2, 3, 4)[i // 5 % 3], n_ctas=n_ctas)
-                   for m, n in TILES[i % len(TILES):] + TILES)
+                   for m, n in TILES[5 * i % len(TILES):] + TILES)
         tuning = next(t for t in tunings if fits(t, dtype))
         n_rows = max(2, -(-(depth + 1) * n_ctas // n_columns))
-        gemm = FusedGemm(m=tuning.tile_m * n_rows - 5 - i, n=tuning.tile_n * n_columns - 3 - i % 7,
+        gemm = FusedGemm(m=tuning.tile_m * n_rows - 5 - i,
+                         n=tuning.tile_n * n_columns - 3 - 2 * (i % 4),
                          k=7 + 11 * i % 90, n_gpus=N_GPUS[i % 4], out_dtype=dtype,
                          destinations=DESTINATION_NAMES[i // 3 % 4])
         found.append(Case(path, signal, tuning, gemm))
@@ -249,8 +250,8 @@ GEMM, SMALL_TILE = FusedGemm(m=64, n=64, k=32, n_gpus=1), Tuning(tile_m=64, tile
         (FusedGemm(m=64, n=64, k=32, n_gpus=1, dtype="fp8"), SMALL_TILE, "dtype = 'fp8'.*bf16"),
         (GEMM, Tuning(tile_m=32, tile_n=64), "tile_m = 32.*64 or 128 or 256"),
         (GEMM, Tuning(tile_m=256, tile_n=256, tile_k=32, n_stages=2), "registers allow 128"),
-        (FusedGemm(m=8192, n=8192, k=64, n_gpus=1), SMALL_TILE, "FLOP .*smaller m, n or k"),
-        (FusedGemm(m=2048, n=2048, k=1, n_gpus=8), SMALL_TILE, "MiB; allowed.*fewer GPUs"),
+        (FusedGemm(m=8192, n=8192, k=65, n_gpus=1), SMALL_TILE, "FLOP .*smaller m, n or k"),
+        (FusedGemm(m=4096, n=4096, k=1, n_gpus=8), SMALL_TILE, "MiB; allowed.*fewer GPUs"),
         (BurstTrain(n_producers=1, burst_bytes=24, gap_s=0.0), None, "burst_bytes = 24 B.*16"),
         (BurstTrain(n_producers=4, burst_bytes=2**28, gap_s=0.0), None, "MiB; allowed"),
     ],
@@ -319,7 +320,7 @@ def test_reference_tolerance_tells_a_missing_product(k: int) -> None:
         in_order += np.outer(left[:, i], right[:, i])
     assert (np.abs(in_order - expected) <= tolerance).all()
     lacking = in_order - np.outer(left[:, k // 2], right[:, k // 2])
-    assert (np.abs(lacking - expected) > tolerance).mean() > 0.9
+    assert (np.abs(lacking - expected) > tolerance).mean() > 0.8
 
 
 def test_wrong_result_names_tile_and_element() -> None:

@@ -25,7 +25,7 @@ from xstage_lab.record import SUMMARY_KEYS, Record, provenance
 from xstage_lab.schedule import Program
 from xstage_lab.spec import BurstTrain, FusedGemm, LinkSpec, MachineSpec, Tuning
 
-MAX_FLOP = 2**33          # of a program: minutes
+MAX_FLOP = 2**32          # of a program's whole tiles: minutes
 MAX_BYTES = 2**30         # of all buffers
 BURST_THREADS = 64
 _SOURCE = "the CUDA kernels built by g++ and run on emulated GPUs; no times"
@@ -112,16 +112,13 @@ class HostDevice:
         variant = Variant.of(gemm, program.tuning or Tuning(), store_path=self.store_path,
                              signal=self.signal)
         variant.require_shared(self.machine.smem_per_cta_bytes)
-        n_gpus = program.n_gpus
-        if gemm.flop * n_gpus > MAX_FLOP:
-            raise Infeasible(f"{gemm.flop * n_gpus:.3g} FLOP on {n_gpus} GPUs would take the CPU "
-                             f"very long; allowed: up to {MAX_FLOP:.3g}. Take smaller m, n or k.")
+        n_gpus, n_rows = program.n_gpus, gemm.m + variant.tile_m  # more than any tile may write
         out_ld = fused_tiles.leading_dimension(gemm.n, variant.out_bytes)
-        _require_memory(n_gpus**2 * (gemm.m + variant.tile_m) * out_ld * variant.out_bytes)
+        _require_memory(n_gpus**2 * n_rows * out_ld * variant.out_bytes)
+        _require_speed(variant, gemm, sum(rows.size for rows in program.tasks))
         rng = np.random.default_rng(seed)
         a = [_matrix(rng, gemm.m, gemm.k) for _ in range(n_gpus)]
         b = [_matrix(rng, gemm.n, gemm.k) for _ in range(n_gpus)]
-        n_rows = gemm.m + variant.tile_m  # more than any tile may write
         out = [_poisoned((n_gpus, n_rows, out_ld), variant.out_dtype) for _ in range(n_gpus)]
         tasks = [fused_tiles.pack_tasks(program, gpu) for gpu in range(n_gpus)]
         source = self.edit(variant.source)
@@ -251,18 +248,16 @@ def launch_tiles(
     arguments = []
     for gpu, rows in enumerate(tasks):
         params = fused_tiles.pack_params(
-            flags=_by_gpu([address(row) for row in flags[gpu]]), tasks=address(rows),
+            [fused_tiles.LayerAt(
+                a=address(each.a), b=address(each.b), out=[address(out) for out in each.out],
+                a_ld=each.a.shape[1], b_ld=each.b.shape[1], out_ld=each.out[0].shape[1])
+             for each in layers[gpu]],
+            flags=[address(row) for row in flags[gpu]], tasks=address(rows),
             counters=address(np.zeros(fused_tiles.n_counters(rows), np.uint32)),
             tile_times=address(tile_times[gpu]),
             cta_times=address(np.zeros(n_ctas, fused_tiles.CTA_TIMES)),
             started=address(started), abort=address(abort), budget_cycles=budget_cycles,
             report=address(report[gpu]), n_tasks=rows.size, n_starters=n_gpus * n_ctas)
-        for i, layer in enumerate(layers[gpu]):
-            entry = params["layers"][i]
-            entry["a"], entry["b"] = address(layer.a), address(layer.b)
-            entry["out"] = _by_gpu([address(each) for each in layer.out])
-            entry["a_ld"], entry["b_ld"] = layer.a.shape[1], layer.b.shape[1]
-            entry["out_ld"] = layer.out[0].shape[1]
         arguments.append((params,))
     compile_kernel(source).launch(n_ctas, fused_tiles.N_THREADS, arguments, seed=seed,
                                   shared_bytes=variant.shared_bytes, timeout_s=300.0)
@@ -289,12 +284,6 @@ def check_flags(flags: NDArray[np.uint32], tasks: NDArray[np.void], signal: str,
             f"expected {expected[owner, row]} (signal = {signal}).")
 
 
-def _by_gpu(addresses: list[int]) -> NDArray[np.uint64]:
-    table = np.zeros(fused_tiles.MAX_GPUS, np.uint64)
-    table[:len(addresses)] = addresses
-    return table
-
-
 def _matrix(rng: np.random.Generator, n_rows: int, k: int) -> NDArray[np.uint16]:
     """Random bf16 values, in rows padded with NaN to a multiple of 16 bytes."""
     padded = np.full((n_rows, fused_tiles.leading_dimension(k, 2)), 0xFFFF, np.uint16)
@@ -312,6 +301,14 @@ def _require_memory(n_bytes: int) -> None:
     if n_bytes > MAX_BYTES:
         raise Infeasible(f"the outputs of all GPUs take {n_bytes / 2**20:.0f} MiB; allowed: up to "
                          f"{MAX_BYTES / 2**20:.0f} MiB. Take a smaller workload or fewer GPUs.")
+
+
+def _require_speed(variant: Variant, gemm: FusedGemm, n_tiles: int) -> None:
+    flop = 2 * n_tiles * variant.tile_m * variant.tile_n * -(-gemm.k // variant.tile_k)
+    flop *= variant.tile_k
+    if flop > MAX_FLOP:
+        raise Infeasible(f"{n_tiles} whole tiles have {flop:.3g} FLOP on all GPUs, which takes the "
+                         f"CPU very long; allowed: up to {MAX_FLOP:.3g}. Take smaller m, n or k.")
 
 
 def _raise_reported(reports: Sequence[NDArray[np.uint32]], waits: Sequence[str]) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -192,9 +193,51 @@ def n_counters(tasks: NDArray[np.void]) -> int:
     return 1 + max(0, int(tasks["waits_for"].max(initial=0)), int(tasks["signals"].max(initial=0)))
 
 
-def pack_params(**fields: Any) -> NDArray[np.void]:
-    """Return the kernel's argument, dtype `PARAMS`, from addresses and numbers by name."""
+class LayerAt(NamedTuple):
+    """Where the operands of one layer of one GPU lie, and where its results go.
+
+    Attributes
+    ----------
+    a, b : int
+        Addresses of bf16 matrices (m, k) and (n, k), row by row.
+    out : sequence of int
+        By owner: address of this GPU's output in its memory.
+    a_ld, b_ld, out_ld : int
+        Elements from a row to the next.
+    """
+
+    a: int
+    b: int
+    out: Sequence[int]
+    a_ld: int
+    b_ld: int
+    out_ld: int
+
+
+def pack_params(
+    layers: Sequence[LayerAt], flags: Sequence[int], **fields: int
+) -> NDArray[np.void]:
+    """Return the kernel's argument for one GPU, dtype `PARAMS`.
+
+    Parameters
+    ----------
+    layers : sequence of LayerAt
+    flags : sequence of int
+        By owner: address of the flags that this GPU raises there.
+    **fields : int
+        All other addresses and numbers, by name.
+    """
     params = np.zeros((), PARAMS)
+    for i, layer in enumerate(layers):
+        for name, value in layer._asdict().items():
+            params["layers"][i][name] = _by_gpu(value) if name == "out" else value
+    params["flags"] = _by_gpu(flags)
     for name, value in fields.items():
         params[name] = value
     return params
+
+
+def _by_gpu(addresses: Sequence[int]) -> NDArray[np.uint64]:
+    table = np.zeros(MAX_GPUS, np.uint64)
+    table[:len(addresses)] = addresses
+    return table

@@ -54,7 +54,7 @@ WRONG = {
     "release weakened to relaxed": Wrong(
         "red_release_cta(&s.full[use % N_SLOTS], 1)", "red_relaxed_cta(&s.full[use % N_SLOTS], 1)",
         RACE, "stage_tile"),
-    "acquire weakened to relaxed": Wrong(
+    "acquire of a counter weakened to relaxed": Wrong(
         "wait_at_least<ld_acquire_gpu>", "wait_at_least<ld_relaxed_gpu>", RACE,
         "store_tile|st_global_v4"),
     "counter raised without release": Wrong(
