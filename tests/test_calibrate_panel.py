@@ -9,6 +9,7 @@ import pytest
 from xstage_lab.analysis import Calibration
 from xstage_lab.errors import UnknownName
 from xstage_lab.lab import Calibrate
+from xstage_lab.runlog import RunLog
 
 SMALL = {"machine": "A100-SXM", "n_producers": 16, "repeats": 1}
 
@@ -32,6 +33,17 @@ def test_calibrating_shows_fit_interval_and_verdict(panel: Calibrate) -> None:
     assert "90 % interval" in panel.result.value
     assert "SIMULATED" in panel.result.value
     assert "Done" in panel.message.value
+
+
+def test_every_sample_is_in_the_run_log(
+    panel: Calibrate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runs behind a calibration are in the log, so that it can be fitted again."""
+    monkeypatch.setenv("XSTAGE_RUNLOG", str(tmp_path / "runs.sqlite"))
+    panel.measure()
+    log = RunLog()
+    assert len(log.runs(machine="A100-SXM", device="simulated")) >= len(panel.samples) > 10
+    log.close()
 
 
 def test_saved_calibrations_stand_side_by_side(panel: Calibrate, tmp_path: Path) -> None:

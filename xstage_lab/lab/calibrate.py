@@ -23,6 +23,7 @@ from xstage_lab.lab.machine import chosen_machine, machine_controls, path_fields
 from xstage_lab.lab.strip import button
 from xstage_lab.plots import Fitted
 from xstage_lab.record import provenance
+from xstage_lab.runlog import RunLog
 from xstage_lab.units import text
 from xstage_lab.worker import Worker
 
@@ -53,6 +54,7 @@ class Calibrate(w.VBox):
 
     def __init__(self, **settings: Any) -> None:
         self._worker: Worker | None = None
+        self._log: RunLog | None = None
         self._stopping = threading.Event()
         self._running, self._badge = False, ""
         load_bokehjs()
@@ -116,6 +118,7 @@ class Calibrate(w.VBox):
         try:
             values = self.controls.values()
             make_device = self._device(values)
+            self._log = self._log or RunLog()
         except XStageError as error:
             self.message.value = style.problem(str(error))
             return
@@ -125,7 +128,8 @@ class Calibrate(w.VBox):
         self._stopping.clear()
         self.samples, self.calibration = [], None
         self._set_running(True)
-        experiment.deliver(self._steps(self._worker, values), self._take, self._finish)
+        experiment.deliver(self._steps(experiment.Logged(self._worker, self._log), values),
+                           self._take, self._finish)
 
     def stop(self) -> None:
         """End the experiments; what was sampled stays in the figures."""
@@ -138,6 +142,8 @@ class Calibrate(w.VBox):
         self.stop()
         if self._worker is not None:
             self._worker.close()
+        if self._log is not None:
+            self._log.close()
         super().close()
 
     def save(self) -> None:
