@@ -83,6 +83,10 @@ class WorkerFailed(XStageError):
     """The process that measured ended before its work did."""
 
 
+class DeviceLost(WorkerFailed):
+    """The process that measured cannot use its device any more; only a new process can."""
+
+
 def require_number(
     field: str,
     value: object,

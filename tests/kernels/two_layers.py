@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xstage_lab import reference
-from xstage_lab.devices.host import Layer, TileRun, check_flags, launch_tiles, tiles_of
+from xstage_lab.devices.host import Layer, TileRun, launch_tiles
+from xstage_lab.devices.tile_checks import check_flags, tiles_of
 from xstage_lab.kernels.fused_tiles import TASK, Variant
 from xstage_lab.kernels.source import Source
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from xstage_lab import reference
 from xstage_lab.devices.base import Capabilities
+from xstage_lab.devices.tile_checks import check_flags, operand, tiles_of
 from xstage_lab.errors import Infeasible, require_choice, require_number
 from xstage_lab.kernels import burst_gap, fused_tiles
 from xstage_lab.kernels.failures import N_REPORT_WORDS, KernelFailed, describe_report
@@ -117,8 +118,8 @@ class HostDevice:
         _require_memory(n_gpus**2 * n_rows * out_ld * variant.out_bytes)
         _require_speed(variant, gemm, sum(rows.size for rows in program.tasks))
         rng = np.random.default_rng(seed)
-        a = [_matrix(rng, gemm.m, gemm.k) for _ in range(n_gpus)]
-        b = [_matrix(rng, gemm.n, gemm.k) for _ in range(n_gpus)]
+        a = [operand(rng, gemm.m, gemm.k) for _ in range(n_gpus)]
+        b = [operand(rng, gemm.n, gemm.k) for _ in range(n_gpus)]
         out = [_poisoned((n_gpus, n_rows, out_ld), variant.out_dtype) for _ in range(n_gpus)]
         tasks = [fused_tiles.pack_tasks(program, gpu) for gpu in range(n_gpus)]
         source = self.edit(variant.source)
@@ -263,32 +264,6 @@ def launch_tiles(
                                   shared_bytes=variant.shared_bytes, timeout_s=300.0)
     _raise_reported(report, fused_tiles.WAITS)
     return TileRun(flags, tile_times)
-
-
-def tiles_of(tasks: NDArray[np.void], layer: int = 0) -> list[reference.Tile]:
-    """Return the tiles of one layer of a GPU's tasks, dtype `fused_tiles.TASK`."""
-    return [reference.Tile(row, *(int(task[name]) for name in ("owner", "m0", "n0", "m", "n")))
-            for row, task in enumerate(tasks) if task["layer"] == layer]
-
-
-def check_flags(flags: NDArray[np.uint32], tasks: NDArray[np.void], signal: str, gpu: int) -> None:
-    """Raise `WrongResult` unless each stored tile's flag was raised at its owner, and no other."""
-    expected = np.zeros_like(flags)
-    stored = np.flatnonzero(tasks["owner"] >= 0)
-    if signal != "none":
-        expected[tasks["owner"][stored], stored] = fused_tiles.N_STORE_WARPS
-    if (flags != expected).any():
-        owner, row = np.argwhere(flags != expected)[0]
-        raise reference.WrongResult(
-            f"GPU {gpu}, tile in row {row}: its flag at GPU {owner} is {flags[owner, row]}, "
-            f"expected {expected[owner, row]} (signal = {signal}).")
-
-
-def _matrix(rng: np.random.Generator, n_rows: int, k: int) -> NDArray[np.uint16]:
-    """Random bf16 values, in rows padded with NaN to a multiple of 16 bytes."""
-    padded = np.full((n_rows, fused_tiles.leading_dimension(k, 2)), 0xFFFF, np.uint16)
-    padded[:, :k] = reference.random_bf16(rng, (n_rows, k))
-    return padded
 
 
 def _poisoned(shape: tuple[int, ...], dtype: str) -> NDArray[Any]:

@@ -23,6 +23,8 @@ ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a")
 _OPTIONS = ("-std=c++20", "--ptxas-options=-v")
 # What reading a file may raise that is not there, or is not whole.
 _NOT_KEPT = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
+#: Takes text, file name and options; returns what failed (nothing: it compiled), log and cubin.
+Compiler = Callable[[str, str, list[str]], tuple[str, str, bytes]]
 _REMEDY = ('Install what compiles kernels: pip install "cuda-bindings==13.*" '
            '"nvidia-cuda-nvrtc==13.*"')
 
@@ -94,11 +96,11 @@ def compile_kernel(source: Source, arch: str) -> Binary:
         If NVRTC is not installed.
     """
     require_choice("arch", arch, ARCHITECTURES)
-    nvrtc, version = _load()
+    compiler, version = _load()
     path = cache_folder() / f"{source.name}-{arch}-nvrtc{version}-{source.digest[:32]}.npz"
     with contextlib.suppress(*_NOT_KEPT), np.load(path) as stored:
         return Binary(source.name, arch, stored["cubin"].tobytes(), str(stored["log"]))
-    binary = _compile(nvrtc, source, arch)
+    binary = _compile(compiler, source, arch)
     buffer = io.BytesIO()
     np.savez_compressed(buffer, cubin=np.frombuffer(binary.cubin, np.uint8),
                         log=np.array(binary.log))
@@ -107,38 +109,73 @@ def compile_kernel(source: Source, arch: str) -> Binary:
     return binary
 
 
-def _load() -> tuple[Any, str]:
-    """Return NVRTC's bindings and its version."""
-    try:
-        from cuda.bindings import nvrtc
-        error, major, minor = nvrtc.nvrtcVersion()
-    except (ImportError, OSError, RuntimeError) as reason:
-        first = str(reason).strip().splitlines() or [type(reason).__name__]
-        raise DeviceUnavailable(f"NVRTC cannot be used ({first[0]}). {_REMEDY}") from None
+def nvrtc_version() -> str:
+    """Return the version of NVRTC; raises `DeviceUnavailable` if there is none."""
+    return _load()[1]
+
+
+def _load() -> tuple[Compiler, str]:
+    """Return what compiles, by NVIDIA's bindings or else by CuPy's, and NVRTC's version."""
+    reasons = []
+    for load in (_by_bindings, _by_cupy):
+        try:
+            return load()
+        except (ImportError, OSError, RuntimeError) as error:
+            first = str(error).strip().splitlines() or [type(error).__name__]
+            reasons.append(first[0])
+    raise DeviceUnavailable(f"NVRTC cannot be used ({'; '.join(reasons)}). {_REMEDY}")
+
+
+def _by_bindings() -> tuple[Compiler, str]:
+    from cuda.bindings import nvrtc
+
+    def fetch(program: Any, size_of: Callable[[Any], Any], content_of: Callable[..., Any]) -> bytes:
+        _, n_bytes = size_of(program)
+        content = bytearray(n_bytes)
+        content_of(program, content)
+        return bytes(content)
+
+    def compiler(text: str, file: str, options: list[str]) -> tuple[str, str, bytes]:
+        _, program = nvrtc.nvrtcCreateProgram(text.encode(), file.encode(), 0, [], [])
+        try:
+            error, = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
+            log = fetch(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
+            cubin = b"" if int(error) else fetch(program, nvrtc.nvrtcGetCUBINSize,
+                                                 nvrtc.nvrtcGetCUBIN)
+            return error.name if int(error) else "", log.decode(errors="replace"), cubin
+        finally:
+            nvrtc.nvrtcDestroyProgram(program)
+
+    error, major, minor = nvrtc.nvrtcVersion()
     if int(error):
-        raise DeviceUnavailable(f"NVRTC does not work ({error.name}). {_REMEDY}")
-    return nvrtc, f"{major}.{minor}"
+        raise RuntimeError(error.name)
+    return compiler, f"{major}.{minor}"
 
 
-def _compile(nvrtc: Any, source: Source, arch: str) -> Binary:
-    options = [o.encode() for o in (f"-arch={arch}", *_OPTIONS, *source.options)]
-    text, file = source.text.encode(), f"{source.name}.cu"
-    _, program = nvrtc.nvrtcCreateProgram(text, file.encode(), 0, [], [])
-    try:
-        error, = nvrtc.nvrtcCompileProgram(program, len(options), options)
-        log = _fetch(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
-        messages = log.rstrip(b"\0").decode(errors="replace").strip()
-        if int(error):
-            raise CompileFailed(f"{file} does not compile for {arch} "
-                                f"({' '.join(source.options)}):\n{messages or error.name}")
-        cubin = _fetch(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
-        return Binary(source.name, arch, cubin, messages)
-    finally:
-        nvrtc.nvrtcDestroyProgram(program)
+def _by_cupy() -> tuple[Compiler, str]:
+    from cupy_backends.cuda.libs import nvrtc
+
+    def compiler(text: str, file: str, options: list[str]) -> tuple[str, str, bytes]:
+        program, failed = nvrtc.createProgram(text, file, (), ()), ""
+        try:
+            nvrtc.compileProgram(program, tuple(options))
+        except nvrtc.NVRTCError as error:
+            failed = str(error)
+        try:
+            return failed, nvrtc.getProgramLog(program), (
+                b"" if failed else nvrtc.getCUBIN(program))
+        finally:
+            nvrtc.destroyProgram(program)
+
+    return compiler, ".".join(map(str, nvrtc.getVersion()))
 
 
-def _fetch(program: Any, size_of: Callable[[Any], Any], content_of: Callable[..., Any]) -> bytes:
-    _, n_bytes = size_of(program)
-    content = bytearray(n_bytes)
-    content_of(program, content)
-    return bytes(content)
+def _compile(compiler: Compiler, source: Source, arch: str) -> Binary:
+    file = f"{source.name}.cu"
+    failed, log, cubin = compiler(source.text, file,
+                                  [f"-arch={arch}", *_OPTIONS, *source.options])
+    messages = log.rstrip("\0").strip()
+    if failed:
+        raise CompileFailed(f"{file} does not compile for {arch} ({' '.join(source.options)}):\n"
+                            f"{messages or failed}")
+    return Binary(source.name, arch, cubin, messages)

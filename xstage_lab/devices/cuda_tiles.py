@@ -1,0 +1,251 @@
+"""Fused GEMMs on GPUs: launches of `fused_tiles.cu`, the check of every element, the times.
+
+Not yet run on a GPU.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xstage_lab import reference
+from xstage_lab.devices.cuda_clock import Anchors, seconds
+from xstage_lab.devices.cuda_launch import (
+    BUDGET_S,
+    Gpu,
+    Kernel,
+    Launch,
+    Memory,
+    Place,
+    Watchdog,
+    cycles,
+)
+from xstage_lab.devices.tile_checks import check_flags, operand, tiles_of
+from xstage_lab.kernels import fused_tiles
+from xstage_lab.kernels.failures import N_REPORT_WORDS
+from xstage_lab.kernels.fused_tiles import CTA_TIMES, TILE_TIMES, LayerAt, Variant
+from xstage_lab.record import TILE, Tiles
+from xstage_lab.schedule import Program
+from xstage_lab.spec import FusedGemm
+
+#: How long launches before the one that counts go on, for clocks to be up, and the most of them.
+WARM_UP_S, MAX_WARM_UPS = 0.03, 20
+
+
+class Inputs(NamedTuple):
+    """Operands of a GPU's GEMM, and what its result must be.
+
+    Attributes
+    ----------
+    a, b : uint16 arrays, rows padded to 16 bytes
+    expected, tolerance : float64 arrays of shape (m, n)
+    """
+
+    a: NDArray[np.uint16]
+    b: NDArray[np.uint16]
+    expected: NDArray[np.float64]
+    tolerance: NDArray[np.float64]
+
+
+class TileRun(NamedTuple):
+    """What a run leaves of one GPU.
+
+    Attributes
+    ----------
+    tile_times : array of dtype `fused_tiles.TILE_TIMES`, a row for each task
+    anchors : Anchors
+    sms : int64 array of shape (n_ctas,)
+    n_registers : int
+        Of a thread.
+    """
+
+    tile_times: NDArray[np.void]
+    anchors: Anchors
+    sms: NDArray[np.int64]
+    n_registers: int
+
+
+def make_inputs(gemm: FusedGemm, n_gpus: int, seed: int) -> list[Inputs]:
+    """Return random operands of every GPU with their products."""
+    found = []
+    for gpu in range(n_gpus):
+        rng = np.random.default_rng((seed, gpu))
+        a, b = operand(rng, gemm.m, gemm.k), operand(rng, gemm.n, gemm.k)
+        found.append(Inputs(a, b, *reference.product(a[:, :gemm.k], b[:, :gemm.k],
+                                                     gemm.out_dtype)))
+    return found
+
+
+class TileJob:
+    """A fused GEMM made ready on every GPU that runs it.
+
+    Parameters
+    ----------
+    watchdog : Watchdog
+    gpus : sequence of Gpu
+        Those that run: the first GPUs of the program.
+    places : sequence of sequence of Place
+        Where each of them stores, by owner.
+    program : Program
+    variant : Variant
+    inputs : sequence of Inputs
+        By GPU.
+
+    Raises
+    ------
+    Infeasible, CompileFailed
+        If it does not fit, or does not compile.
+    """
+
+    def __init__(self, watchdog: Watchdog, gpus: Sequence[Gpu], places: Sequence[Sequence[Place]],
+                 program: Program, variant: Variant, inputs: Sequence[Inputs]) -> None:
+        self.watchdog, self.gpus, self.places = watchdog, gpus, places
+        self.program, self.variant, self.inputs = program, variant, inputs
+        self.tasks = [fused_tiles.pack_tasks(program, i) for i in range(len(gpus))]
+        gemm = _gemm(program)
+        ld = fused_tiles.leading_dimension(gemm.n, variant.out_bytes)
+        self.out_shape = (gemm.m + variant.tile_m, ld)  # more rows than any tile may write
+        self.kernels: list[Kernel] = [
+            gpu.kernel(variant.source, fused_tiles.N_THREADS, variant.shared_bytes)
+            for gpu in gpus]
+        for gpu, rows, given in zip(gpus, self.tasks, inputs, strict=True):
+            for name, array in (("a", given.a), ("b", given.b), ("tasks", rows)):
+                gpu.memory(name, array.nbytes).write(array)
+
+    def run(self) -> list[TileRun]:
+        """Check a first run against the reference, warm up, run once more and return that run.
+
+        Raises
+        ------
+        WrongResult
+            Naming tile, element, expected, got; also where the last run differs from the first.
+        KernelFailed, WorkerFailed, DeviceLost
+            As `Watchdog.run`.
+        """
+        self._poison()
+        self._launch()
+        checked = [self._outputs(i) for i in range(len(self.gpus))]
+        for i, given in enumerate(self.inputs):
+            reference.check_output(np.stack(checked[i]), given.expected, given.tolerance,
+                                   tiles_of(self.tasks[i]), gpu=i)
+            check_flags(self._flags(i), self.tasks[i], self.variant.signal, i)
+        self._poison()
+        since = time.monotonic()
+        for _ in range(MAX_WARM_UPS):
+            self._launch()
+            if time.monotonic() - since > WARM_UP_S:
+                break
+        self._launch()
+        for i, outputs in enumerate(checked):
+            self._require_same(i, outputs)
+        return [self._result(i) for i in range(len(self.gpus))]
+
+    def _poison(self) -> None:
+        for i in range(len(self.gpus)):
+            for owner in range(self.program.n_gpus):
+                self._out(i, owner).fill(reference.POISON)
+
+    def _launch(self) -> None:
+        started = self.gpus[0].memory("started", 16)
+        started.fill(0)
+        launches = [Launch(gpu, kernel, self.program.n_ctas, [self._params(i, started.address)])
+                    for i, (gpu, kernel) in enumerate(zip(self.gpus, self.kernels, strict=True))]
+        self.watchdog.run(launches, [gpu.memory("report", 4 * N_REPORT_WORDS)
+                                     for gpu in self.gpus], fused_tiles.WAITS)
+
+    def _params(self, i: int, started: int) -> NDArray[np.void]:
+        """Set GPU i's counters, flags and times to zero; return its argument."""
+        gpu, rows, given = self.gpus[i], self.tasks[i], self.inputs[i]
+        n_ctas, owners = self.program.n_ctas, range(self.program.n_gpus)
+        cleared = {"counters": 4 * fused_tiles.n_counters(rows), "report": 4 * N_REPORT_WORDS,
+                   "tile_times": rows.size * TILE_TIMES.itemsize,
+                   "cta_times": n_ctas * CTA_TIMES.itemsize}
+        memories = {name: gpu.memory(name, n_bytes) for name, n_bytes in cleared.items()}
+        flags = [self._flag_memory(i, owner) for owner in owners]
+        for memory in (*memories.values(), *flags):
+            memory.fill(0)
+        layer = LayerAt(
+            a=gpu.memory("a", 0).address, b=gpu.memory("b", 0).address,
+            out=[self._out(i, owner).address for owner in owners], a_ld=given.a.shape[1],
+            b_ld=given.b.shape[1], out_ld=self.out_shape[1])
+        return fused_tiles.pack_params(
+            [layer], flags=[memory.address for memory in flags],
+            **{name: memory.address for name, memory in memories.items()},
+            tasks=gpu.memory("tasks", 0).address, started=started, abort=self.watchdog.address,
+            budget_cycles=cycles(gpu.facts, BUDGET_S), n_tasks=rows.size,
+            n_starters=len(self.gpus) * n_ctas)
+
+    def _out(self, i: int, owner: int) -> Memory:
+        n_bytes = self.out_shape[0] * self.out_shape[1] * self.variant.out_bytes
+        return self.places[i][owner].memory(f"out {i} to {owner}", n_bytes)
+
+    def _flag_memory(self, i: int, owner: int) -> Memory:
+        return self.places[i][owner].memory(f"flags {i} to {owner}", 4 * self.tasks[i].size)
+
+    def _outputs(self, i: int) -> list[NDArray[np.generic]]:
+        """Fetch what GPU i has stored, by owner."""
+        dtype = np.uint16 if self.variant.out_bytes == 2 else np.float32
+        return [self._out(i, owner).read(self.out_shape, dtype)
+                for owner in range(self.program.n_gpus)]
+
+    def _flags(self, i: int) -> NDArray[np.uint32]:
+        return np.stack([self._flag_memory(i, owner).read(self.tasks[i].size, np.uint32)
+                         for owner in range(self.program.n_gpus)])
+
+    def _require_same(self, i: int, checked: Sequence[NDArray[np.generic]]) -> None:
+        """Raise unless a later run has left, bit by bit, what was checked of the first."""
+        for owner, (before, now) in enumerate(zip(checked, self._outputs(i), strict=True)):
+            if not np.array_equal(before.view(np.uint8), now.view(np.uint8)):
+                n_wrong = int((before.view(np.uint8) != now.view(np.uint8)).sum())
+                raise reference.WrongResult(
+                    f"GPU {i}: a later run of the same inputs has left other results at GPU "
+                    f"{owner} than the first, {n_wrong} bytes of them; expected the same bits.")
+
+    def _result(self, i: int) -> TileRun:
+        gpu = self.gpus[i]
+        ctas = gpu.memory("cta_times", 0).read(self.program.n_ctas, CTA_TIMES)
+        return TileRun(
+            tile_times=gpu.memory("tile_times", 0).read(self.tasks[i].size, TILE_TIMES),
+            anchors=Anchors(*(ctas[name] for name in
+                              ("start_ns", "start_cycles", "end_ns", "end_cycles"))),
+            sms=ctas["sm"], n_registers=self.kernels[i].n_registers)
+
+
+def tiles_of_gemm(program: Program, gpu: int, run: TileRun, clock_hz: float,
+                  signal: str) -> tuple[Tiles, float]:
+    """Return the times of a GPU's tiles, seconds since its first MMA, and the mean signal time.
+
+    Arrival is seen where a fence comes before a tile's flag; NaN elsewhere.
+    """
+    times, tasks = run.tile_times, program.tasks[gpu]
+    ctas = np.arange(tasks.size) % program.n_ctas
+    anchors = Anchors(*(each[ctas] for each in run.anchors))
+
+    def told(cycles: NDArray[np.int64]) -> NDArray[np.float64]:
+        return seconds(cycles, anchors, clock_hz)
+
+    tiles = np.zeros(tasks.size, TILE)
+    tiles["gpu"], tiles["row"], tiles["sm"] = gpu, np.arange(tasks.size), ctas
+    tiles["mma_start_s"] = told(times["mma_start_cycles"])
+    tiles["mma_end_s"] = told(times["mma_end_cycles"])
+    tiles["issue_start_s"] = told(times["issue_start_cycles"].min(axis=1))
+    tiles["issue_end_s"] = told(times["issue_end_cycles"].max(axis=1))
+    signalled = told(times["signal_end_cycles"].max(axis=1))
+    stores = tasks["store_bytes"] > 0
+    tiles["arrived_s"] = np.where(stores & (signal == "fence"), signalled, np.nan)
+    tiles["slot_wait_s"] = times["slot_wait_cycles"] / clock_hz
+    tiles["store_bytes"] = tasks["store_bytes"]
+    signal_s = (signalled - tiles["issue_end_s"])[stores]
+    zero = tiles["mma_start_s"].min()
+    for name in ("mma_start_s", "mma_end_s", "issue_start_s", "issue_end_s", "arrived_s"):
+        tiles[name] -= zero
+    return tiles, float(signal_s.mean()) if stores.any() else float("nan")
+
+
+def _gemm(program: Program) -> FusedGemm:
+    assert isinstance(program.workload, FusedGemm)  # noqa: S101  (chosen by who calls)
+    return program.workload
