@@ -13,6 +13,7 @@ from playwright.sync_api import Locator, expect
 
 pytestmark = pytest.mark.browser
 
+expect.set_options(timeout=30_000)  # a busy machine is slow, not wrong
 NOTEBOOK = "03_tune.ipynb"
 # The data of a figure's source in the page, by the names of both.
 DATA = """([title, source]) => {
