@@ -24,7 +24,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from xstage_lab.devices.base import Capabilities, Device
-from xstage_lab.errors import WorkerFailed, XStageError
+from xstage_lab.errors import DeviceLost, WorkerFailed, XStageError
 from xstage_lab.record import Record
 from xstage_lab.schedule import Program
 from xstage_lab.spec import MachineSpec
@@ -33,6 +33,10 @@ from xstage_lab.spec import MachineSpec
 IDLE_LIMIT_S = 900.0
 #: Time a point that is being measured gets to end by itself after Stop.
 STOP_GRACE_S = 0.5
+
+
+#: What makes the device, the program and the seed; without a program the device is described.
+_Request = tuple[bytes, Program | None, int | None]
 
 
 class _Description(NamedTuple):
@@ -58,7 +62,7 @@ class Worker:
         self._limit_s = limit_s
         self._process: Any = None
         self._pipe: Connection | None = None
-        self._asking = threading.Lock()
+        self._asking, self._sending = threading.Lock(), threading.Lock()
         self._n_asked = 0
         self.use(make_device)
 
@@ -109,11 +113,14 @@ class Worker:
     def stop(self) -> None:
         """Let the point that is being measured end within half a second, then end the worker.
 
-        Returns at once. Whoever iterates must also be told not to ask again.
+        A device that has `abort` is told first, in the worker. Returns at once. Whoever iterates
+        must also be told not to ask again.
         """
-        process, asked = self._process, self._n_asked
-        if process is None or not self._asking.locked():
+        process, pipe, asked = self._process, self._pipe, self._n_asked
+        if process is None or pipe is None or not self._asking.locked():
             return
+        with self._sending, contextlib.suppress(OSError):  # it may end by itself just now
+            pipe.send(None)
 
         def end() -> None:
             if self._n_asked == asked and self._asking.locked():
@@ -142,7 +149,8 @@ class Worker:
             self._n_asked += 1
             process, pipe = self._running()
             try:
-                pipe.send((self._make_device, program, seed))
+                with self._sending:
+                    pipe.send((self._make_device, program, seed))
                 if not pipe.poll(self._limit_s):
                     self._end()
                     raise WorkerFailed(
@@ -157,6 +165,8 @@ class Worker:
                 raise WorkerFailed(
                     f"the measuring process ended before its work did ({_how(code)}). Measure "
                     "again: a new one starts by itself.") from None
+            if isinstance(answer, DeviceLost):
+                self._end()
         if isinstance(answer, XStageError):
             raise answer
         return answer
@@ -207,9 +217,10 @@ def _how(exit_code: int | None) -> str:
 def _serve(pipe: Connection, limit_s: float) -> None:
     """Answer requests until the pipe closes; the entry point of the worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # "interrupt the kernel" reaches its children
-    requests: queue.SimpleQueue[tuple[bytes, Program | None, int | None]] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(pipe, requests), daemon=True).start()
-    made_from, device = b"", None
+    requests: queue.SimpleQueue[_Request] = queue.SimpleQueue()
+    in_use: list[Device] = []  # the device that measures, for the listener to abort
+    threading.Thread(target=_listen, args=(pipe, requests, in_use), daemon=True).start()
+    made_from = b""
     while True:
         try:
             make_device, program, seed = requests.get(timeout=IDLE_LIMIT_S)
@@ -218,10 +229,14 @@ def _serve(pipe: Connection, limit_s: float) -> None:
         # A hang that never lets the listener run must not outlive a dead parent either.
         faulthandler.dump_traceback_later(limit_s + 10.0, exit=True)
         try:
-            if device is None or make_device != made_from:
-                device = None
-                device, made_from = pickle.loads(make_device)(), make_device  # noqa: S301
-            pipe.send(_answer(device, program, seed))
+            if not in_use or make_device != made_from:
+                in_use.clear()
+                in_use.append(pickle.loads(make_device)())  # noqa: S301
+                made_from = make_device
+            pipe.send(_answer(in_use[0], program, seed))
+        except DeviceLost as error:
+            pipe.send(error)
+            os._exit(1)  # whatever would tidy up may wait for the lost device forever
         except XStageError as error:
             pipe.send(error)
         except Exception as error:  # a defect of the device; told in words, and the worker lives
@@ -238,10 +253,19 @@ def _answer(device: Device, program: Program | None, seed: int | None) -> _Descr
     return device.measure(program, seed=seed)
 
 
-def _listen(pipe: Connection, requests: queue.SimpleQueue[Any]) -> None:
-    """Pass requests on; end the process when the other end is gone, whatever it is doing."""
+def _listen(pipe: Connection, requests: queue.SimpleQueue[_Request],
+            in_use: list[Device]) -> None:
+    """Pass requests on, and Stop to a device that can end what it runs.
+
+    Ends the process when the other end is gone, whatever it is doing.
+    """
     while True:
         try:
-            requests.put(pipe.recv())
+            request = pipe.recv()
         except (EOFError, OSError):
             os._exit(0)
+        if request is not None:
+            requests.put(request)
+            continue
+        for device in in_use:
+            getattr(device, "abort", lambda: None)()

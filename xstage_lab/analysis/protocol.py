@@ -24,7 +24,8 @@ T = TypeVar("T")
 N_ZERO_GAP_BURSTS = 40   # drift apart for half of them, then measure
 N_PLATEAU_BURSTS = 8
 MOST_DOUBLINGS = 20
-LONGEST_BURST_S = 1.0
+LONGEST_BURST_S, LARGEST_BURST_BYTES = 1.0, 2**30  # no path holds more
+STORE_BYTES = 16         # kernels store so many bytes at a time
 SETTLED_RATIO = 1.02     # a backlog that grows less per doubling has met the capacity
 EXPECTED_TRAINS = 60     # for the progress alone
 
@@ -136,15 +137,14 @@ class _Protocol:
         # Splits that do not fill the path are slower, and none is faster than it drains.
         drain = max(s.n_producers * s.burst_bytes / s.value_s for s in self.samples)
         largest, knee = yield from self.find_knee(max(burst_bytes // 64, 64), drain)
-        past = sorted({max(int(b), 16) for b in (1.5 * knee, 2 * knee, 3 * knee, largest)})
+        past = sorted({int(b) for b in (1.5 * knee, 2 * knee, 3 * knee, largest)})
         for b in self.repeated(past):
             yield from self.train("isolated", k, b, 0.0, 1)
         gap = 3 * k * knee / drain
-        for b in self.repeated([max(int(knee * share), 16) for share in (0.1, 0.2, 0.3, 0.4)]):
+        for b in self.repeated([int(knee * share) for share in (0.1, 0.2, 0.3, 0.4)]):
             yield from self.train("plateau", k, b, gap, N_PLATEAU_BURSTS)
         for wait in (0.0, gap):
-            yield from self.train("control", k, max(int(knee), 16), wait, N_PLATEAU_BURSTS,
-                                  "local")
+            yield from self.train("control", k, int(knee), wait, N_PLATEAU_BURSTS, "local")
         for fewer in sorted({max(k // 2, 1), max(k // 4, 1), max(k // 8, 1)} - {k}, reverse=True):
             for share in (2.5, 3.5):
                 b = int(share * knee * k / fewer)
@@ -174,7 +174,8 @@ class _Protocol:
             backlog.append(self.k * b - drain * span)
             grows = backlog[-1] >= SETTLED_RATIO * max(backlog[:-1], default=0.0)
             settled = len(sizes) > 3 and backlog[-2] > 0 and not grows
-            if settled or self.samples[-1].value_s > LONGEST_BURST_S:
+            if (settled or self.samples[-1].value_s > LONGEST_BURST_S
+                    or self.k * b > LARGEST_BURST_BYTES):
                 break
             b *= 2
         growth = (backlog[1] - backlog[0]) / (sizes[1] - sizes[0])
@@ -187,7 +188,8 @@ class _Protocol:
               stores: str = "remote") -> Trains:
         """Run one train, keep and yield its sample, and return its value."""
         machine = self.device.machine
-        workload = BurstTrain(n_producers=k, burst_bytes=max(int(b), 1), gap_s=min(gap, 10.0),
+        size = max(int(b) // STORE_BYTES, 1) * STORE_BYTES
+        workload = BurstTrain(n_producers=k, burst_bytes=size, gap_s=min(gap, 10.0),
                               n_bursts=n, n_gpus=machine.full_rate_gpus)
         record = self.device.measure(build(workload, machine, stores=stores),
                                      seed=len(self.samples))
