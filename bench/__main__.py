@@ -21,6 +21,7 @@ SUBJECTS = (
     "speed_simulator",
     "speed_law",
     "accuracy_calibration",
+    "coverage_intervals",
     "accuracy_bursts",
     "accuracy_gemm",
     "accuracy_sockets",

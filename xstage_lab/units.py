@@ -52,6 +52,8 @@ def text(name: str, value: float | None, digits: int = 3) -> str:
     if math.isinf(value):
         return "unbounded"
     scaled = value * shown.scale
+    if abs(scaled) < 1e-9:  # rounding left over from a difference, maybe with a sign
+        scaled = 0.0
     if shown.unit == "KiB" and abs(scaled) >= 1024:
         return f"{scaled / 1024:.{digits}g} MiB"
     if shown.unit == "us" and abs(scaled) >= 10_000:

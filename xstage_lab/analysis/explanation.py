@@ -52,7 +52,8 @@ def _bursts(prediction: Prediction) -> list[str]:
 def _tiles(prediction: Prediction) -> list[str]:
     t, total = prediction.terms, prediction.summary["total_s"]
     mma, issue, drain = t["t_mma_s"], t["issue_free_s"], t["drain_s"]
-    pace = (f"a wave computes in {text('_s', mma)} ({prediction.t_mma_source}), issues in "
+    source = {"measured": "as timed without stores", "roofline": "by the FLOP rate"}
+    pace = (f"a wave computes in {text('_s', mma)} ({source[prediction.t_mma_source]}), issues in "
             f"{text('_s', issue)} and drains in {text('_s', drain)}")
     serial = prediction.parameters["issue_depth"] == 1
     chain = mma + issue if serial else max(mma, issue)
