@@ -171,14 +171,20 @@ class _Protocol:
         for _ in range(MOST_DOUBLINGS):
             sizes.append(b)
             span = yield from self.train("isolated", self.k, b, 0.0, 1)
-            backlog.append(self.k * b - drain * span)
+            held = self.k * b - drain * span
+            if held < SETTLED_RATIO * max(backlog, default=0.0):  # full, or it was disturbed
+                span = yield from self.train("isolated", self.k, b, 0.0, 1)
+                held = max(held, self.k * b - drain * span)
+            backlog.append(held)
             grows = backlog[-1] >= SETTLED_RATIO * max(backlog[:-1], default=0.0)
             settled = len(sizes) > 3 and backlog[-2] > 0 and not grows
             if (settled or self.samples[-1].value_s > LONGEST_BURST_S
                     or self.k * b > LARGEST_BURST_BYTES):
                 break
             b *= 2
-        growth = (backlog[1] - backlog[0]) / (sizes[1] - sizes[0])
+        # A disturbance delays, so that the steepest growth is the one that was disturbed least.
+        growth = max((held - backlog[0]) / (size - sizes[0])
+                     for size, held in zip(sizes[1:], backlog[1:], strict=True))
         if growth <= 0 or max(backlog) <= backlog[0]:
             return sizes[-1], float(sizes[len(sizes) // 2])  # never blocked
         knee = sizes[0] + (max(backlog) - backlog[0]) / growth
