@@ -6,6 +6,7 @@ import itertools
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 
@@ -70,7 +71,8 @@ def names(instructions: list[str]) -> set[str]:
 def test_everything_fits_in_registers(arch: str) -> None:
     """No variant of a kernel spills, warns or leaves a directive out, on any architecture."""
     sources = [v.source for v in variants(arch)] + bursts(arch)
-    binaries = [compile_kernel(source, arch) for source in sources]
+    with ThreadPoolExecutor(2) as pool:
+        binaries = list(pool.map(lambda source: compile_kernel(source, arch), sources))
     assert [(s.options, b.spill_bytes, b.warnings) for s, b in zip(sources, binaries, strict=True)
             if b.spill_bytes or b.warnings] == []
     assert all(0 < b.n_registers <= 255 for b in binaries)

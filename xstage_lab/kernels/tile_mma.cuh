@@ -2,7 +2,7 @@
 // sums to a slot.
 //
 // Addresses are computed anew in every k-step (tid() hides from the compiler that it could keep
-// them): a 128 x 256 tile leaves 40 registers for everything but its sums.
+// them): before sm_90, a 128 x 256 tile leaves 40 registers for everything but its sums.
 #pragma once
 #include "tile_program.cuh"
 
@@ -20,20 +20,20 @@ WRAPPER void load_stage(Shared& s, const Params& p, const Task& task, int step, 
     const unsigned thread = tid();
     const int row = thread / ROW_CHUNKS, chunk = thread % ROW_CHUNKS;
     const int k = step * TILE_K + chunk * 8;
+    const int a_rows = task.m - row, b_rows = task.n - row;  // that exist from this one on
     const int n_bytes = 2 * min(max(task.k - k, 0), 8);
     unsigned char* to = s.stages + stage * STAGE_BYTES + chunk_offset(row, chunk);
     const Layer& layer = p.layers[task.layer];
     const unsigned short* from = layer.a + (task.m0 + row) * layer.a_ld + k;
 #pragma unroll
     for (int pass = 0; pass < TILE_M; pass += PASS_ROWS) {
-        cp_async_16_zfill(to + pass * ROW_BYTES, from, row + pass < task.m ? n_bytes : 0);
+        cp_async_16_zfill(to + pass * ROW_BYTES, from, pass < a_rows ? n_bytes : 0);
         from += PASS_ROWS * layer.a_ld;
     }
     from = layer.b + (task.n0 + row) * layer.b_ld + k;
 #pragma unroll
     for (int pass = 0; pass < TILE_N; pass += PASS_ROWS) {
-        cp_async_16_zfill(to + (TILE_M + pass) * ROW_BYTES, from,
-                          row + pass < task.n ? n_bytes : 0);
+        cp_async_16_zfill(to + (TILE_M + pass) * ROW_BYTES, from, pass < b_rows ? n_bytes : 0);
         from += PASS_ROWS * layer.b_ld;
     }
 }
