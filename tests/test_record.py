@@ -116,7 +116,7 @@ def rewrite(path: Path, **changed: Any) -> None:
 
 def head_of(path: Path) -> dict[str, Any]:
     with np.load(path, allow_pickle=False) as stored:
-        head: dict[str, Any] = json.loads(str(stored["head"]))
+        head: dict[str, Any] = json.loads(stored["head"].item())
     return head
 
 
@@ -125,7 +125,7 @@ def test_edited_file_is_refused(tmp_path: Path) -> None:
     path = example().save(tmp_path / "edited.npz")
     head = head_of(path)
     head["summary"]["total_s"] = 1.0e-5
-    rewrite(path, head=np.array(json.dumps(head)))
+    rewrite(path, head=np.array(json.dumps(head).encode()))
     with pytest.raises(FileRejected, match=r"edited\.npz.*edited or damaged"):
         Record.load(path)
     record = example()
@@ -143,7 +143,7 @@ def test_edited_file_is_refused(tmp_path: Path) -> None:
 def test_other_schema_is_refused(tmp_path: Path, schema: object) -> None:
     """A record of a schema that this version does not know is refused, naming both."""
     path = example().save(tmp_path / "newer.npz")
-    rewrite(path, head=np.array(json.dumps({**head_of(path), "schema": schema})))
+    rewrite(path, head=np.array(json.dumps({**head_of(path), "schema": schema}).encode()))
     with pytest.raises(FileRejected, match=rf"newer\.npz.*{schema!r}.*{SCHEMA}.*Update"):
         Record.load(path)
 
@@ -152,7 +152,7 @@ def test_other_schema_is_refused(tmp_path: Path, schema: object) -> None:
 def test_head_that_is_none_is_refused(tmp_path: Path, head: str) -> None:
     """A head that is no record's head is refused, naming the file."""
     path = example().save(tmp_path / "head.npz")
-    rewrite(path, head=np.array(head))
+    rewrite(path, head=np.array(head.encode()))
     with pytest.raises(FileRejected, match=r"head\.npz"):
         Record.load(path)
 
