@@ -28,7 +28,7 @@ from xstage_lab.runlog import RunLog
 from xstage_lab.schedule import Program, build
 from xstage_lab.spec import BurstTrain, MachineSpec
 
-N_POINTS, BATCH = 10_000, 100
+N_POINTS, BATCH = 10_000, 250
 N_KILLS, KILL_BATCH = 50, 5
 N_SWEPT, N_ROUNDS = 1_000, 3
 RATE_ASKED_PER_S, GAIN_ASKED = 2_000, 1.7
