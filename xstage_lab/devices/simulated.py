@@ -193,6 +193,9 @@ class SimulatedDevice:
         sms = np.zeros(simulated * program.n_ctas, store_path.SM)
         sms["row"] = (gpus["first_row"][:, None] + np.arange(program.n_ctas)).ravel()
         _check_counters(program.tasks[:simulated])
+        leaves = 1 << (program.n_ctas - 1).bit_length()
+        offer_sm = np.zeros((simulated, 2 * leaves), np.int32)
+        offer_sm[:, leaves:] = np.arange(leaves)
         signals = rows["signals"][rows["signals"] >= 0]
         counters = np.zeros(int(max(rows["waits_for"].max(), rows["signals"].max(), 0)) + 1,
                             store_path.COUNTER)
@@ -209,6 +212,7 @@ class SimulatedDevice:
 
         return store_path.State(
             rows=rows, sms=sms, gpus=gpus, counters=counters, servers=servers,
+            offer_s=np.full((simulated, 2 * leaves), np.inf), offer_sm=offer_sm,
             ring=np.zeros((simulated, slots(link.path_capacity_bytes)), np.int32),
             credits=np.zeros((servers.size, slots(link.credit_bytes / self._lanes())),
                              store_path.CREDIT),

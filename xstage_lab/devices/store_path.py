@@ -13,7 +13,7 @@ Mechanisms, and nothing of the law:
   `chunk / egress`. The destination takes chunks in order at its ingress rate, and the credit is
   back a latency later.
 
-Next on a GPU is either an SM offering a chunk (a heap of SM times) or the link finishing its head
+Next on a GPU is either an SM offering a chunk (a tree of SM times) or the link finishing its head
 chunk. GPUs meet only at the ingress servers, so the earliest event of all GPUs goes first.
 """
 
@@ -51,15 +51,13 @@ ROW = np.dtype([
     ("slot_wait_s", np.float64),
 ], align=True)
 
-# One entry per SM of each GPU; the last four fields are slots of a GPU's (or the) collections.
+# One entry per SM of each GPU; the last two fields are slots of a GPU's (or the) collections.
 SM = np.dtype([
     ("row", np.int64),           # row in hand
     ("chunk", np.int64),         # chunks of it already accepted
     ("held_bytes", np.float64),  # accepted, not yet on the link
     ("own_wait", np.int64),      # 1 while its own limit stops it
     ("parked_next", np.int64),   # next SM waiting for the same counter
-    ("heap_s", np.float64),      # heap of offer times, and the SM of each
-    ("heap_sm", np.int64),
     ("queue_sm", np.int64),      # SMs waiting for the path, a ring
     ("woken_sm", np.int64),      # SMs to advance, a stack over all GPUs
 ], align=True)
@@ -68,13 +66,13 @@ GPU = np.dtype([
     ("first_row", np.int64),
     ("end_row", np.int64),
     ("first_sm", np.int64),
-    ("heap_size", np.int64),
     ("queue_head", np.int64),
     ("queue_size", np.int64),
     ("ring_head", np.int64),
     ("ring_size", np.int64),
     ("held_bytes", np.float64),  # in the path
     ("link_s", np.float64),      # when the head chunk leaves; inf when idle
+    ("next_s", np.float64),      # the earlier of that and the SMs' first offer
     ("n_woken", np.int64),       # entry 0 only, like the samples taken of its backlog
     ("n_events", np.int64),
     ("n_samples", np.int64),
@@ -116,6 +114,8 @@ class State(NamedTuple):
     rows: Structured      # (n_rows,) ROW, the GPUs' tasks one after the other
     sms: Structured       # (n_gpus * n_sms,) SM
     gpus: Structured      # (n_gpus,) GPU
+    offer_s: NDArray[np.float64]  # (n_gpus, 2 * leaves) when each SM offers its next chunk: a
+    offer_sm: NDArray[np.int32]   # tree whose nodes hold the earlier of two, and whose it is
     ring: NDArray[np.int32]  # (n_gpus, slots) rows of the chunks in the path
     counters: Structured  # (n_counters,) COUNTER
     servers: Structured   # (n_servers,) SERVER
@@ -123,40 +123,18 @@ class State(NamedTuple):
     backlog: NDArray[np.float64]  # (2, n) time and bytes in the path of GPU 0
 
 
-@_jit
-def _sift_down(sms, base, size):  # type: ignore[no-untyped-def]
-    """Restore a GPU's heap after its root was replaced; ties go to the lower SM."""
-    time, sm = sms[base].heap_s, sms[base].heap_sm
-    hole = 0
-    while True:
-        child = 2 * hole + 1
-        if child >= size:
-            break
-        here, other = base + child, base + child + 1
-        if child + 1 < size and (sms[other].heap_s < sms[here].heap_s
-                                 or (sms[other].heap_s == sms[here].heap_s
-                                     and sms[other].heap_sm < sms[here].heap_sm)):
-            child, here = child + 1, other
-        if sms[here].heap_s > time or (sms[here].heap_s == time and sms[here].heap_sm >= sm):
-            break
-        sms[base + hole].heap_s, sms[base + hole].heap_sm = sms[here].heap_s, sms[here].heap_sm
-        hole = child
-    sms[base + hole].heap_s, sms[base + hole].heap_sm = time, sm
-
-
-@_jit
-def _push(sms, gpu, time, sm):  # type: ignore[no-untyped-def]
-    """Add an SM's offer to its GPU's heap."""
-    hole, base = gpu.heap_size, gpu.first_sm
-    gpu.heap_size += 1
-    while hole > 0:
-        parent = (hole - 1) >> 1
-        above = sms[base + parent]
-        if above.heap_s < time or (above.heap_s == time and above.heap_sm < sm):
-            break
-        sms[base + hole].heap_s, sms[base + hole].heap_sm = above.heap_s, above.heap_sm
-        hole = parent
-    sms[base + hole].heap_s, sms[base + hole].heap_sm = time, sm
+@_inline
+def _offer_at(s, number, sm, time):  # type: ignore[no-untyped-def]
+    """Note when an SM of a GPU offers its next chunk, inf for never; ties go to the lower SM."""
+    node = s.offer_s.shape[1] // 2 + sm
+    s.offer_s[number, node] = time
+    while node > 1:
+        first = node & ~1
+        if s.offer_s[number, first + 1] < s.offer_s[number, first]:
+            first += 1
+        node >>= 1
+        s.offer_s[number, node] = s.offer_s[number, first]
+        s.offer_sm[number, node] = s.offer_sm[number, first]
 
 
 @_inline
@@ -223,13 +201,12 @@ def _advance(p, s, sm):  # type: ignore[no-untyped-def]
 
 @_jit
 def _advance_woken(p, s):  # type: ignore[no-untyped-def]
-    """Advance every woken SM and put those that offer a chunk into their GPU's heap."""
+    """Advance every woken SM up to its next offer."""
     while s.gpus[0].n_woken > 0:
         s.gpus[0].n_woken -= 1
         sm = s.sms[s.gpus[0].n_woken].woken_sm
-        offer = _advance(p, s, sm)
-        if offer < np.inf:
-            _push(s.sms, s.gpus[sm // p.n_sms], offer, sm)
+        number = sm // p.n_sms
+        _offer_at(s, number, sm - number * p.n_sms, _advance(p, s, sm))
 
 
 @_inline
@@ -318,8 +295,8 @@ def _enqueue(p, s, gpu, sm):  # type: ignore[no-untyped-def]
 def _offer(p, s, number):  # type: ignore[no-untyped-def]
     """Handle the earliest offer of a GPU's SMs."""
     gpu = s.gpus[number]
-    top = s.sms[gpu.first_sm]
-    now, sm = top.heap_s, top.heap_sm
+    now, first = s.offer_s[number, 1], np.int64(s.offer_sm[number, 1])
+    sm = gpu.first_sm + first
     chunk_bytes = s.rows[s.sms[sm].row].chunk_bytes
     offer = np.inf
     if not _fits(s.sms[sm].held_bytes, chunk_bytes, p.per_sm_bytes):
@@ -328,13 +305,7 @@ def _offer(p, s, number):  # type: ignore[no-untyped-def]
         _enqueue(p, s, gpu, sm)
     else:
         offer = _accept(p, s, number, sm, now)
-    if offer < np.inf:
-        top.heap_s = offer
-    else:
-        gpu.heap_size -= 1
-        last = s.sms[gpu.first_sm + gpu.heap_size]
-        top.heap_s, top.heap_sm = last.heap_s, last.heap_sm
-    _sift_down(s.sms, gpu.first_sm, gpu.heap_size)
+    _offer_at(s, number, first, offer)
     if s.gpus[0].n_woken > 0:
         _advance_woken(p, s)
 
@@ -367,9 +338,7 @@ def _link_done(p, s, number):  # type: ignore[no-untyped-def]
             break
         gpu.queue_head = gpu.queue_head + 1 if gpu.queue_head + 1 < p.n_sms else 0
         gpu.queue_size -= 1
-        offer = _accept(p, s, number, sm, now)
-        if offer < np.inf:
-            _push(s.sms, gpu, offer, sm)
+        _offer_at(s, number, sm - gpu.first_sm, _accept(p, s, number, sm, now))
     if s.gpus[0].n_woken > 0:
         _advance_woken(p, s)
 
@@ -380,20 +349,21 @@ def run(p, s):  # type: ignore[no-untyped-def]
     for sm in range(s.sms.size - 1, -1, -1):
         _wake(s, sm)
     _advance_woken(p, s)
+    for number in range(s.gpus.size):
+        s.gpus[number].next_s = s.offer_s[number, 1]
     while True:
-        number, soonest, is_link = -1, np.inf, False
+        number, soonest = -1, np.inf
         for g in range(s.gpus.size):
-            gpu = s.gpus[g]
-            if gpu.link_s < soonest:
-                number, soonest, is_link = g, gpu.link_s, True
-            if gpu.heap_size > 0 and s.sms[gpu.first_sm].heap_s < soonest:
-                number, soonest, is_link = g, s.sms[gpu.first_sm].heap_s, False
+            if s.gpus[g].next_s < soonest:
+                number, soonest = g, s.gpus[g].next_s
         if number < 0:
             break
-        if is_link:
+        gpu = s.gpus[number]
+        if gpu.link_s == soonest:
             _link_done(p, s, number)
         else:
             _offer(p, s, number)
+        gpu.next_s = min(gpu.link_s, s.offer_s[number, 1])
     unfinished = 0
     for sm in range(s.sms.size):
         unfinished += s.sms[sm].row < s.gpus[sm // p.n_sms].end_row

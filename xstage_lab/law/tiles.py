@@ -6,6 +6,7 @@ local tiles, the incast of unrotated owners, the unfused baseline. All pure func
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +21,8 @@ from xstage_lab.law.bursts import (
 )
 
 IN_STEP_WAVES = 4  # periods at depth 1 until SMs have drifted apart
+# Ratios of computing to draining one owner's tiles at which whole maps are worked out.
+INCAST_RATIOS = np.geomspace(1e-4, 1e4, 321)
 REGIMES = ("compute-bound", "issue-bound", "drain-bound", "capacity-bound")
 
 
@@ -207,6 +210,32 @@ def incast(n_gpus: int, compute_s: ArrayLike, drain_s: ArrayLike,
     """
     compute, drain, held = np.broadcast_arrays(
         *np.atleast_1d(*floats(compute_s, drain_s, held_ratio)))
+    if compute.size <= INCAST_RATIOS.size:
+        return _incast(n_gpus, compute, drain, held)
+    accepted, drained = np.zeros((n_gpus, compute.size)), np.zeros(compute.size)
+    for capacity in np.unique(held):
+        same = held == capacity
+        ratio = compute[same] / drain[same]
+        *each, last = (np.interp(ratio, INCAST_RATIOS, row) * (compute[same] + drain[same])
+                       for row in _incast_table(n_gpus, float(capacity)))
+        accepted[:, same], drained[same] = each, last
+    return accepted, drained
+
+
+@functools.lru_cache(maxsize=32)
+def _incast_table(n_gpus: int, held_ratio: float) -> Floats:
+    """Times over compute + drain time at `INCAST_RATIOS`: accepted on each GPU, then drained.
+
+    The fluid has no other scale than these two times, and its times are nearly linear between
+    the ratios: within 2 %, mostly within 0.5 %.
+    """
+    ones = np.ones_like(INCAST_RATIOS)
+    accepted, drained = _incast(n_gpus, INCAST_RATIOS, ones, held_ratio * ones)
+    return np.vstack((accepted, drained)) / (INCAST_RATIOS + 1)
+
+
+def _incast(n_gpus: int, compute: Floats, drain: Floats, held: Floats) -> tuple[Floats, Floats]:
+    """Step the fluid from event to event."""
     me = np.arange(n_gpus)[:, None]
     out, gone = np.zeros((2, n_gpus, compute.size))  # accepted and drained, in phases
     accepted, now = np.zeros_like(out), np.zeros(compute.size)
@@ -242,13 +271,13 @@ def _incast_rates(n_gpus: int, me: NDArray[np.int64], out: Floats, gone: Floats,
     flow = np.where(remote, 1 / (np.maximum(senders, 1) * drain), 0.0)
     flow = np.where(wants & ~remote, 1e6 / compute, flow)  # own tiles need no link
     flow = np.where(waiting, flow, np.minimum(flow, fill))
-    needs_room = (room <= 1e-9) & (np.floor(out + 1e-9) != me)
-    fill = np.where(needs_room, np.minimum(fill, flow), fill)
+    takes_room = np.floor(out + 1e-9) != me  # own tiles take none
+    fill = np.where(takes_room & (room <= 1e-9), np.minimum(fill, flow), fill)
     with np.errstate(divide="ignore", invalid="ignore"):
         events = np.stack((
             np.where(flow > 0, (phase + 1 - gone) / flow, np.inf),
             np.where(fill > 0, (np.floor(out + 1e-9) + 1 - out) / fill, np.inf),
-            np.where((fill > flow) & (room > 1e-9), room / (fill - flow), np.inf),
+            np.where(takes_room & (fill > flow) & (room > 1e-9), room / (fill - flow), np.inf),
             np.where((flow > fill) & waiting, (out - gone) / (flow - fill), np.inf)))
     return fill, flow, events.min(axis=0)
 
