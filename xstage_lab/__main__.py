@@ -19,6 +19,7 @@ EPILOG = """Times are seconds, rates bytes per second, sizes bytes. Examples:
   python -m xstage_lab predict --workload burst --producers 148 --bytes 32768 --gap 3e-6
   python -m xstage_lab compare --workload fused-gemm --m 8192 --n 8192 --k 4096 --json
   python -m xstage_lab calibrate --machine H100-SXM --out h100.json
+  python -m xstage_lab record --device cuda --out records
 """
 
 
@@ -68,6 +69,10 @@ def _parser() -> argparse.ArgumentParser:
     _add_machine(calibrate)
     calibrate.add_argument("--producers", type=_number, help="producers K (default: every SM)")
     calibrate.add_argument("--bytes", type=_number, default=32768, help="burst of one producer, B")
+    record = verb("record", command.record, "check, calibrate and sweep a machine into a folder")
+    _add_machine(record)
+    record.add_argument("--producers", type=_number, help="of sockets: processes that store")
+    record.add_argument("--minutes", type=_number, default=5, help="time for all (default 5)")
     demo = verb("demo", command.demo, "the whole way once, without a browser")
     demo.add_argument("--out", default="demo-figures", help="folder for the figures")
     verb("doctor", command.doctor, "what this computer has and lacks for the lab")
@@ -82,8 +87,13 @@ def _add_machine(parser: argparse.ArgumentParser) -> None:
                        help="a named machine, or a file of your own: FILE.csv or FILE.csv:NAME")
     group.add_argument("--link", help="a named link instead of the machine's own")
     group.add_argument("--device", default="simulated",
-                       help="simulated (default), sockets (live, on this computer), or "
-                            "recorded:FOLDER to replay records")
+                       help="simulated (default), sockets (live, on this computer), cuda (the "
+                            "GPUs of this computer; cuda:peer, cuda:host or cuda:local say where "
+                            "they store), or recorded:FOLDER to replay records")
+    group.add_argument("--store-path", default="registers",
+                       help="of cuda: registers (default) or bulk")
+    group.add_argument("--signal", default="none",
+                       help="of cuda: none (default), release or fence")
     group.add_argument("--calibration", help="a calibration file instead of calibrating")
     group.add_argument("--seed", type=_number, default=0)
     group.add_argument("--out", help="file or folder to write to")

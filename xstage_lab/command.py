@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xstage_lab import analysis, catalog
+from xstage_lab.device_choice import device_name, device_of, machine_of, maker_of
 from xstage_lab.devices.base import Device
-from xstage_lab.errors import InvalidValue, UnknownName, XStageError, require_choice
-from xstage_lab.experiment import Logged
+from xstage_lab.errors import InvalidValue, UnknownName, XStageError
 from xstage_lab.record import SUMMARY_KEYS, Record
-from xstage_lab.runlog import RunLog
 from xstage_lab.schedule import build
 from xstage_lab.spec import BurstTrain, FusedGemm, MachineSpec, Tuning, Workload
 from xstage_lab.units import text
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from xstage_lab.lab.panel import Panel
 
 Result = tuple[dict[str, Any], list[str]]
-DEVICES = ("simulated", "sockets", "recorded")
 
 
 def predict(options: argparse.Namespace) -> Result:
@@ -100,6 +98,31 @@ def calibrate(options: argparse.Namespace) -> Result:
     if options.out:
         lines.append(f"Saved to {cal.save(options.out)}.")
     return result, lines
+
+
+def record(options: argparse.Namespace) -> Result:
+    """Check, calibrate and sweep this machine, and keep everything as records in a folder."""
+    from xstage_lab.recording import Recording, Target
+    if not options.out:
+        raise XStageError("record needs a folder for its records: --out FOLDER.")
+    name, _ = device_name(options)
+    if name == "cuda":
+        from xstage_lab.devices.cuda_gpus import load_cuda
+        load_cuda()  # says what is missing before a folder is made
+    else:
+        make = maker_of(options, machine_of(options))
+    recording = Recording(options.out, options.minutes, _say)
+    try:
+        if name == "cuda":
+            from xstage_lab.recording_cuda import record_gpus
+            record_gpus(recording)
+        else:
+            target = Target(name, make)
+            recording.calibrate(target)
+            recording.sweep(target)
+    finally:  # also where it is stopped: what was measured is kept and told
+        lines = recording.finish()
+    return recording.index, [*lines, f"All of it is in {options.out}."]
 
 
 def doctor(options: argparse.Namespace) -> Result:
@@ -182,50 +205,6 @@ def predict_and_measure(
     return prediction, device.measure(build(workload, machine, tuning), _seed(options))
 
 
-def machine_of(options: argparse.Namespace) -> MachineSpec:
-    """Build the machine with its link, supplied parameters and assumptions."""
-    if options.device == "sockets":
-        return _sockets_machine(options)
-    machine = catalog.machine(options.machine)
-    if options.link:
-        machine = catalog.with_link(machine, catalog.link(options.link))
-    return catalog.with_assumptions(catalog.with_parameters(
-        machine, drain_bytes_per_s=options.drain_bytes_per_s,
-        capacity_bytes=options.capacity_bytes, per_sm_bytes_per_s=options.per_sm_bytes_per_s,
-        issue_latency_s=options.issue_latency_s))
-
-
-def _sockets_machine(options: argparse.Namespace) -> MachineSpec:
-    """Build the machine of this computer's sockets: what the options set is made so, live."""
-    from xstage_lab.devices.sockets import this_computer
-    for name in set(analysis.PARAMETERS) - {"drain_bytes_per_s"}:
-        if getattr(options, name) is not None and not options.calibration:
-            raise XStageError(f"{name} cannot be set on sockets, it is what calibrating finds; "
-                              "leave it out, or override a stored --calibration.")
-    asked = {"n_producers": options.producers, "drain_bytes_per_s": options.drain_bytes_per_s}
-    gpus = getattr(options, "gpus", None)
-    if isinstance(gpus, int) and gpus > 1:
-        asked["n_destinations"] = gpus - 1
-    return this_computer(**{name: value for name, value in asked.items() if value is not None})
-
-
-def device_of(options: argparse.Namespace, machine: MachineSpec) -> Device:
-    """Construct the device asked for; what it measures goes into the run log."""
-    name, _, path = options.device.partition(":")
-    require_choice("device", name, DEVICES)
-    if name == "recorded":
-        from xstage_lab.devices.recorded import RecordedDevice
-        if not path:
-            raise XStageError("device recorded needs the folder of its records: "
-                              "--device recorded:FOLDER.")
-        return RecordedDevice(path, machine=machine)
-    if name == "sockets":
-        from xstage_lab.devices.sockets import SocketsDevice
-        return Logged(SocketsDevice(machine), RunLog())
-    from xstage_lab.devices.simulated import SimulatedDevice
-    return Logged(SimulatedDevice(machine), RunLog())
-
-
 def stored_calibration(
     options: argparse.Namespace, machine: MachineSpec
 ) -> analysis.Calibration | None:
@@ -298,4 +277,8 @@ def _row(name: str, *values: float | str) -> str:
 
 
 def _progress(done: float, what: str) -> None:
-    sys.stderr.write(f"{done:4.0%} {what}\n")
+    _say(f"{done:4.0%} {what}")
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")

@@ -6,6 +6,7 @@ import platform
 from importlib import metadata
 from typing import Any, NamedTuple
 
+from xstage_lab import doctor_gpus
 from xstage_lab.browser import BROWSER_VARIABLE, find_browser
 
 _PACKAGES = ("numpy", "numba", "scipy", "bokeh", "ipywidgets", "jupyter_bokeh", "jupyterlab")
@@ -25,23 +26,31 @@ def report() -> dict[str, Any]:
     -------
     dict
         Plain values, ready for JSON: `python` (version), `packages` (name to version, None where
-        absent), `browser` (path or None), `n_gpus` (int), `gpus` (names) and `problems`, a list
-        of dicts with the keys `what` and `remedy`.
+        absent), `browser` (path or None), `n_gpus` (int), `gpus`, `connections`, `tools` and
+        `measures` as in `doctor_gpus.Gpus`, and `problems`, a list of dicts with the keys `what`
+        and `remedy`.
     """
-    versions = {name: _version(name) for name in _PACKAGES}
+    return _report(doctor_gpus.look())
+
+
+def _report(found: doctor_gpus.Gpus) -> dict[str, Any]:
     browser = find_browser()
-    gpus, without_gpu = _gpus()
     problems = package_problems()
     if browser is None:
         problems.append(_NO_BROWSER)
-    if without_gpu is not None:
-        problems.append(without_gpu)
+    if found.missing:
+        problems.append(Problem(_STILL_WORKS, found.missing))
+    if found.measures["host"]:
+        problems.append(Problem("Kernels cannot be checked on the CPU.", found.measures["host"]))
     return {
         "python": platform.python_version(),
-        "packages": versions,
+        "packages": {name: _version(name) for name in _PACKAGES},
         "browser": browser,
-        "n_gpus": len(gpus),
-        "gpus": gpus,
+        "n_gpus": len(found.gpus),
+        "gpus": found.gpus,
+        "connections": found.connections,
+        "tools": found.tools,
+        "measures": found.measures,
         "problems": [problem._asdict() for problem in problems],
     }
 
@@ -53,13 +62,13 @@ def lines() -> list[str]:
     -------
     list of str
     """
-    found = report()
+    gpus = doctor_gpus.look()
+    found = _report(gpus)
     versions = ", ".join(f"{n} {v or 'missing'}" for n, v in found["packages"].items())
-    gpus = ", ".join(found["gpus"]) or "none"
     return [
         f"Python {found['python']}, {versions}",
         f"browser for SVG and PNG export: {found['browser'] or 'none'}",
-        f"GPUs: {gpus}",
+        *doctor_gpus.lines(gpus),
         *(f"! {p['what']} {p['remedy']}" for p in found["problems"]),
     ]
 
@@ -69,7 +78,7 @@ _NO_BROWSER = Problem(
     "Install one (Debian, Ubuntu: apt-get install chromium), or set "
     f"{BROWSER_VARIABLE} to its path.",
 )
-_STILL_WORKS = "Everything but the cuda device works without one."
+_STILL_WORKS = "Everything but the cuda device works on this computer."
 
 
 def _version(name: str) -> str | None:
@@ -126,28 +135,3 @@ def _fits(version: str, requirement: str) -> bool:
     from packaging.requirements import Requirement
 
     return Requirement(requirement).specifier.contains(version, prereleases=True)
-
-
-def _gpus() -> tuple[list[str], Problem | None]:
-    """Names of the CUDA GPUs CuPy can use; without any, the reason."""
-    try:
-        import cupy
-    except (ImportError, OSError, RuntimeError) as error:
-        return [], Problem(
-            f"No GPU is used: CuPy cannot be imported ({_first_line(error)}). {_STILL_WORKS}",
-            'On a machine with NVIDIA GPUs run, in the checkout: pip install --editable ".[gpu]"',
-        )
-    try:
-        n_gpus = cupy.cuda.runtime.getDeviceCount()
-        names = [cupy.cuda.runtime.getDeviceProperties(i)["name"].decode() for i in range(n_gpus)]
-    except RuntimeError as error:  # every error of the CUDA runtime is one
-        return [], Problem(
-            f"No GPU is used: CuPy finds none ({_first_line(error)}). {_STILL_WORKS}",
-            "If there should be one, look at what nvidia-smi says about the driver.",
-        )
-    return names, None
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip().splitlines()
-    return text[0] if text else type(error).__name__

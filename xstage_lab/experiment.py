@@ -7,7 +7,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from xstage_lab.devices.base import Capabilities, Device
 from xstage_lab.errors import WorkerFailed, XStageError, require_number
@@ -124,16 +124,24 @@ def _in_order(
                 raise unlogged
 
 
+class Keeper(Protocol):
+    """Keeps records, as a `RunLog` does."""
+
+    def add(self, records: Record) -> object:
+        """Keep a record."""
+
+
 class Logged:
-    """A device whose every measurement goes into a run log, for code that measures by itself.
+    """A device whose every measurement is kept, for code that measures by itself.
 
     Parameters
     ----------
     device : Device
-    log : RunLog
+    log : Keeper
+        For instance a `RunLog`.
     """
 
-    def __init__(self, device: Device, log: RunLog) -> None:
+    def __init__(self, device: Device, log: Keeper) -> None:
         self.device, self.log = device, log
 
     @property

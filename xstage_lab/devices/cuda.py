@@ -32,7 +32,7 @@ from xstage_lab.devices.cuda_launch import (
     require_arch,
 )
 from xstage_lab.devices.cuda_peers import connect
-from xstage_lab.devices.cuda_tiles import Inputs, TileJob, make_inputs, tiles_of_gemm
+from xstage_lab.devices.cuda_tiles import Inputs, TileJob, tiles_of_gemm
 from xstage_lab.errors import DeviceUnavailable, InvalidValue, require_choice, require_number
 from xstage_lab.kernels import burst_gap
 from xstage_lab.kernels.fused_tiles import MAX_GPUS, SIGNALS, STORE_PATHS, Variant
@@ -225,7 +225,7 @@ class CudaDevice:
         key = (gemm.m, gemm.n, gemm.k, gemm.out_dtype, n_gpus, seed)
         if self._inputs[0] != key:
             self._inputs = ((), [])  # before as much is made again
-            self._inputs = (key, make_inputs(gemm, n_gpus, seed))
+            self._inputs = (key, [Inputs(gemm, seed, gpu) for gpu in range(n_gpus)])
         return self._inputs[1]
 
     def _note_clocks(self, found: list[float]) -> None:

@@ -36,19 +36,22 @@ from xstage_lab.spec import FusedGemm
 WARM_UP_S, MAX_WARM_UPS = 0.03, 20
 
 
-class Inputs(NamedTuple):
-    """Operands of a GPU's GEMM, and what its result must be.
+class Inputs:
+    """Random operands of one GPU's GEMM, and what its result must be.
 
     Attributes
     ----------
-    a, b : uint16 arrays, rows padded to 16 bytes
+    a, b : uint16 arrays of shape (m, ld) and (n, ld)
+        Raw bf16 values, rows padded to 16 bytes.
     expected, tolerance : float64 arrays of shape (m, n)
+        As `reference.product` returns them.
     """
 
-    a: NDArray[np.uint16]
-    b: NDArray[np.uint16]
-    expected: NDArray[np.float64]
-    tolerance: NDArray[np.float64]
+    def __init__(self, gemm: FusedGemm, seed: int, gpu: int) -> None:
+        rng = np.random.default_rng((seed, gpu))
+        self.a, self.b = operand(rng, gemm.m, gemm.k), operand(rng, gemm.n, gemm.k)
+        self.expected, self.tolerance = reference.product(
+            self.a[:, :gemm.k], self.b[:, :gemm.k], gemm.out_dtype)
 
 
 class TileRun(NamedTuple):
@@ -67,17 +70,6 @@ class TileRun(NamedTuple):
     anchors: Anchors
     sms: NDArray[np.int64]
     n_registers: int
-
-
-def make_inputs(gemm: FusedGemm, n_gpus: int, seed: int) -> list[Inputs]:
-    """Return random operands of every GPU with their products."""
-    found = []
-    for gpu in range(n_gpus):
-        rng = np.random.default_rng((seed, gpu))
-        a, b = operand(rng, gemm.m, gemm.k), operand(rng, gemm.n, gemm.k)
-        found.append(Inputs(a, b, *reference.product(a[:, :gemm.k], b[:, :gemm.k],
-                                                     gemm.out_dtype)))
-    return found
 
 
 class TileJob:

@@ -19,7 +19,7 @@ from xstage_lab.devices.tile_checks import check_flags, operand, tiles_of
 from xstage_lab.errors import Infeasible, require_choice, require_number
 from xstage_lab.kernels import burst_gap, fused_tiles
 from xstage_lab.kernels.failures import N_REPORT_WORDS, KernelFailed, describe_report
-from xstage_lab.kernels.fused_tiles import SIGNALS, STORE_PATHS, Variant
+from xstage_lab.kernels.fused_tiles import SIGNALS, STORE_PATHS, LayerAt, Variant
 from xstage_lab.kernels.host import compile_kernel
 from xstage_lab.kernels.source import Source
 from xstage_lab.record import SUMMARY_KEYS, Record, provenance
@@ -249,10 +249,7 @@ def launch_tiles(
     arguments = []
     for gpu, rows in enumerate(tasks):
         params = fused_tiles.pack_params(
-            [fused_tiles.LayerAt(
-                a=address(each.a), b=address(each.b), out=[address(out) for out in each.out],
-                a_ld=each.a.shape[1], b_ld=each.b.shape[1], out_ld=each.out[0].shape[1])
-             for each in layers[gpu]],
+            [_layer_at(layer, address) for layer in layers[gpu]],
             flags=[address(row) for row in flags[gpu]], tasks=address(rows),
             counters=address(np.zeros(fused_tiles.n_counters(rows), np.uint32)),
             tile_times=address(tile_times[gpu]),
@@ -264,6 +261,12 @@ def launch_tiles(
                                   shared_bytes=variant.shared_bytes, timeout_s=300.0)
     _raise_reported(report, fused_tiles.WAITS)
     return TileRun(flags, tile_times)
+
+
+def _layer_at(layer: Layer, address: Callable[[NDArray[Any]], int]) -> LayerAt:
+    return LayerAt(
+        a=address(layer.a), b=address(layer.b), out=[address(each) for each in layer.out],
+        a_ld=layer.a.shape[1], b_ld=layer.b.shape[1], out_ld=layer.out[0].shape[1])
 
 
 def _poisoned(shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
