@@ -104,9 +104,13 @@ def test_an_executor_gives_the_same_points_in_the_same_order(
 @pytest.mark.parametrize("name", ["processes", "dask"])
 def test_points_are_measured_by_both_workers(name: str, request: pytest.FixtureRequest) -> None:
     """Points run in both worker processes and none in this one."""
-    records = list(experiment.run(SlowDevice(), programs(60),
-                                  executor=request.getfixturevalue(name)))
-    pids = {record.provenance["pid"] for record in records}
+    executor = request.getfixturevalue(name)
+    pids: set[int] = set()
+    for _ in range(50):  # the second worker may still be starting while the first does it all
+        pids |= {record.provenance["pid"] for record in
+                 experiment.run(SlowDevice(), programs(60), executor=executor)}
+        if len(pids) == 2:
+            break
     assert len(pids) == 2
     assert os.getpid() not in pids
 
