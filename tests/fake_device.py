@@ -6,11 +6,12 @@ It lives in a module of its own so that a worker process can import it.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from pathlib import Path
 
 from xstage_lab.devices.base import Capabilities
-from xstage_lab.errors import Infeasible, InvalidValue
+from xstage_lab.errors import DeviceLost, Infeasible, InvalidValue, WorkerFailed
 from xstage_lab.record import Record, provenance
 from xstage_lab.schedule import Program, build
 from xstage_lab.spec import BurstTrain, LinkSpec, MachineSpec
@@ -32,7 +33,8 @@ class FakeDevice:
     bad_bytes : int
         Burst size at which it misbehaves.
     how : str
-        `exit`, `hang`, `invalid`, `infeasible`, `bug`, or nothing.
+        `exit`, `hang`, `wait` (until it is aborted), `lost`, `invalid`, `infeasible`, `bug`, or
+        nothing.
     log : str
         File to which a line with the process id goes at every start of a measurement.
     """
@@ -42,6 +44,10 @@ class FakeDevice:
 
     def __init__(self, bad_bytes: int = 0, how: str = "", log: str = "") -> None:
         self.bad_bytes, self.how, self.log = bad_bytes, how, log
+        self._aborted = threading.Event()
+
+    def abort(self) -> None:
+        self._aborted.set()
 
     def measure(self, program: Program, seed: int | None = None) -> Record:
         if self.log:
@@ -59,6 +65,11 @@ class FakeDevice:
             os._exit(3)
         if self.how == "hang":
             time.sleep(1000)
+        if self.how == "wait" and self._aborted.wait(60.0):
+            self._aborted.clear()
+            raise WorkerFailed("ended by its abort flag.")
+        if self.how == "lost":
+            raise DeviceLost("the device is lost.")
         if self.how == "invalid":
             raise InvalidValue("burst_bytes", n_bytes, "other numbers", "B", "Take another.")
         if self.how == "infeasible":
