@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from xstage_lab.devices import cuda, cuda_launch
+from xstage_lab.devices import cuda, cuda_gpus, cuda_launch
 from xstage_lab.kernels.host import HostKernel
 from xstage_lab.kernels.host import compile_kernel as compile_for_host
 from xstage_lab.kernels.host.launch import _Settings
@@ -229,6 +229,8 @@ def install(patch: pytest.MonkeyPatch, n_gpus: int = 1) -> EmulatedCuda:
     """Put emulated GPUs in the place of CuPy and NVRTC."""
     emulated = EmulatedCuda(n_gpus)
     patch.setitem(sys.modules, "cupy", emulated)
+    patch.setattr(cuda_gpus, "_p2p_attribute", lambda *_: 1)  # NVLink between all
+    patch.setattr(cuda_gpus, "driver_facts", lambda _: {})
     for module in (cuda, cuda_launch):
         patch.setattr(module, "compile_kernel", emulated.compile_kernel)
     return emulated

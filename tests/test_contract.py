@@ -9,18 +9,22 @@ import dataclasses
 import itertools
 import math
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+import emulated_cuda
 import numpy as np
 import pytest
 from strategies import machine_of
 
 from xstage_lab.devices.base import Capabilities, Device
+from xstage_lab.devices.cuda import CudaDevice
+from xstage_lab.devices.host import HostDevice
 from xstage_lab.devices.recorded import RecordedDevice
 from xstage_lab.devices.simulated import SimulatedDevice
 from xstage_lab.devices.sockets import SocketsDevice, this_computer
-from xstage_lab.errors import NotMeasured, XStageError
+from xstage_lab.errors import DeviceUnavailable, NotMeasured, XStageError
 from xstage_lab.record import BADGES, SUMMARY_KEYS, TILE, Record, Tiles, to_plain
 from xstage_lab.schedule import Program, build
 from xstage_lab.spec import BurstTrain, FusedGemm, MachineSpec, Tuning
@@ -29,11 +33,11 @@ MACHINE = machine_of(8, issue_latency_s=0.1e-6, path_capacity_bytes=200e3)
 
 
 def programs_on(machine: MachineSpec) -> dict[str, Program]:
-    """Small programs of every kind that any machine of two GPUs can run."""
+    """Small programs of every kind that any machine of two GPUs can run, kernels included."""
     k = min(machine.n_sms, 8)
     train = BurstTrain(n_producers=k, burst_bytes=20_000, gap_s=1e-5, n_bursts=10)
-    gemm = FusedGemm(m=32 * 5 - 3, n=32 * k * 2, k=256, n_gpus=2)
-    tuning = Tuning(tile_m=32, tile_n=32, n_ctas=k)
+    gemm = FusedGemm(m=64 * 5 - 3, n=64 * k * 2, k=256, n_gpus=2)
+    tuning = Tuning(tile_m=64, tile_n=64, n_ctas=k)
     lockstep = dataclasses.replace(train, sync="lockstep")
     serial = dataclasses.replace(tuning, issue_depth=1)
     return {
@@ -78,7 +82,29 @@ def sockets() -> Iterator[Device]:
     device.close()
 
 
-DEVICES: tuple[Callable[[], Iterator[Device]], ...] = (simulated, recorded, sockets)
+def host() -> Iterator[Device]:
+    if shutil.which("g++") is None:
+        pytest.skip("needs g++")
+    yield HostDevice()
+
+
+def cuda() -> Iterator[Device]:
+    try:
+        yield CudaDevice()
+    except DeviceUnavailable as error:
+        pytest.skip(str(error))
+
+
+def cuda_on_emulated_gpus() -> Iterator[Device]:
+    if shutil.which("g++") is None:
+        pytest.skip("needs g++")
+    with pytest.MonkeyPatch.context() as patch:
+        emulated_cuda.install(patch, 2)
+        yield CudaDevice()
+
+
+DEVICES: tuple[Callable[[], Iterator[Device]], ...] = (
+    simulated, recorded, sockets, host, cuda, cuda_on_emulated_gpus)
 
 
 @pytest.fixture(scope="module", params=DEVICES, ids=lambda make: make.__name__)
@@ -274,6 +300,7 @@ def test_a_record_survives_its_file(
 
 def test_a_seed_repeats_what_is_random(subject: Subject) -> None:
     """Where times are not live, the same seed gives the same times and another seed others."""
+    requires(subject, times=True)
     if subject.device.badge == "LIVE":
         pytest.skip("live times never repeat")
     program = subject.programs["gemm"]
@@ -283,14 +310,14 @@ def test_a_seed_repeats_what_is_random(subject: Subject) -> None:
 
 
 def unseen(machine: MachineSpec) -> Program:
-    return build(BurstTrain(n_producers=1, burst_bytes=777, gap_s=0.0, n_bursts=3), machine)
+    return build(BurstTrain(n_producers=1, burst_bytes=784, gap_s=0.0, n_bursts=3), machine)
 
 
 def test_any_program_runs(subject: Subject) -> None:
     """A device that says so runs a program that it never saw."""
     requires(subject, any_program=True)
     record = subject.device.measure(unseen(subject.device.machine))
-    assert record.parameters["burst_bytes"] == 777
+    assert record.parameters["burst_bytes"] == 784
 
 
 def test_a_program_nobody_recorded_is_refused(subject: Subject) -> None:

@@ -57,8 +57,6 @@ Install = Callable[..., EmulatedCuda]
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch) -> Install:
     """Put emulated GPUs in the place of CUDA."""
-    monkeypatch.setattr(cuda_gpus, "_p2p_attribute", lambda *_: 1)
-    monkeypatch.setattr(cuda_gpus, "driver_facts", lambda _: {})
     return lambda n_gpus=1: emulated_cuda.install(monkeypatch, n_gpus)
 
 

@@ -96,7 +96,10 @@ class HostDevice:
         XStageError
             If the kernel does not take the program, with the limit.
         """
-        used = 0 if seed is None else seed
+        used, machine = 0 if seed is None else seed, self.machine
+        require_number("n_ctas", program.n_ctas, low=1, high=machine.n_sms, integer=True,
+                       unit="CTAs", remedy=f"An emulated GPU has {machine.n_sms} SMs.")
+        require_number("n_gpus", program.n_gpus, low=1, high=machine.max_gpus, integer=True)
         if isinstance(program.workload, BurstTrain):
             digest = self._run_bursts(program, used)
         else:
