@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import emulated_cuda
 import pytest
 
 from xstage_lab import doctor
@@ -127,17 +128,57 @@ def test_no_gpu_says_why(found_first: Path, body: str, reason: str) -> None:
     assert any(reason in p and "Everything but the cuda device works" in p for p in problems())
 
 
-def test_gpus_are_named(found_first: Path) -> None:
-    """Every GPU that CuPy counts is named."""
-    (found_first / "cupy.py").write_text(
-        "class cuda:\n"
-        " class runtime:\n"
-        "  getDeviceCount = lambda: 2\n"
-        "  getDeviceProperties = lambda i: {'name': b'GPU %d' % i}\n"
-    )
-    assert doctor.report()["gpus"] == ["GPU 0", "GPU 1"]
-    assert "GPUs: GPU 0, GPU 1" in doctor.lines()
-    assert not any("No GPU" in p for p in problems())
+def test_gpus_paths_and_limits_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every GPU is told with its limits, every pair with its path, and what can be measured."""
+    emulated = emulated_cuda.install(monkeypatch, 3)
+    emulated.apart = {(0, 2)}
+    report = doctor.report()
+    assert json.loads(json.dumps(report, allow_nan=False)) == report
+    assert report["n_gpus"] == 3
+    assert [gpu["name"] for gpu in report["gpus"]] == ["Emulated"] * 3
+    text = "\n".join(doctor.lines())
+    for number in range(3):
+        assert (f"GPU {number}: Emulated, compute capability 9.0, 4 SMs up to 1000 MHz" in text)
+    assert "227 KiB of shared memory for a CTA, 228 KiB an SM, cooperative launches" in text
+    assert "GPU 0 and GPU 1: NVLink" in text
+    assert "GPU 0 and GPU 2: GPU 0 and GPU 2 have no path" in text
+    assert "cuda driver 13.0, cuda runtime 13.0, cupy emulated" in text
+    assert {name for name, why in report["measures"].items() if not why} >= {
+        "cuda:local", "cuda:host", "cuda:peer"}
+    assert "cuda:peer (live, between GPUs)" in text
+    assert not any("cuda" in p for p in problems())
+
+
+@pytest.mark.parametrize(("attributes", "n_gpus", "cannot", "told"), [
+    ({}, 1, {"cuda:peer"}, "there is one GPU only"),
+    ({19: 0}, 1, {"cuda:host", "cuda:peer"}, "does not map host memory"),
+    ({75: 7, 76: 5}, 2, {"cuda:local", "cuda:host", "cuda:peer"}, "compute capability 7.5"),
+])
+def test_what_gpus_cannot_measure_says_why(
+    monkeypatch: pytest.MonkeyPatch, attributes: dict[int, int], n_gpus: int, cannot: set[str],
+    told: str
+) -> None:
+    """What cannot be measured on the GPUs that are there is named, each with its reason."""
+    emulated_cuda.install(monkeypatch, n_gpus).attributes.update(attributes)
+    measures = doctor.report()["measures"]
+    assert {name for name, why in measures.items() if why} == cannot
+    assert any(told in measures[name] for name in cannot)
+
+
+def test_without_a_gpu_the_rest_is_named(found_first: Path) -> None:
+    """Without a GPU the text says what works all the same, and that cuda does not."""
+    (found_first / "cupy.py").write_text("raise ImportError('not here')")
+    text = "\n".join(doctor.lines())
+    assert "can be measured here: simulated (times of a model)" in text
+    assert "cannot: cuda: there is no GPU to use." in text
+    assert doctor.report()["gpus"] == []
+
+
+def test_a_missing_compiler_has_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without g++ the host device is named as what does not work, with how to get it."""
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert "apt-get install g++" in doctor.report()["measures"]["host"]
+    assert any("checked on the CPU" in p and "apt-get install g++" in p for p in problems())
 
 
 def test_no_browser_says_what_still_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,8 @@ from xstage_lab.devices.cuda_gpus import GpuFacts
 from xstage_lab.errors import DeviceUnavailable
 from xstage_lab.kernels.host.build import gxx, run_gxx
 from xstage_lab.kernels.nvrtc import nvrtc_version
+from xstage_lab.record import to_plain
+from xstage_lab.units import text
 
 _MEANS = {
     "simulated": "times of a model", "sockets": "live, in socket buffers",
@@ -68,8 +70,9 @@ def look() -> Gpus:
         measures["cuda"] = "there is no GPU to use."
         return Gpus([], [], tools, measures, str(error))
     measures |= _with_gpus(facts, connections)
-    return Gpus([each._asdict() | {"arch": each.arch} | cuda_gpus.driver_facts(each)
-                 for each in facts], connections, tools, measures, "")
+    plain = [to_plain(each._asdict() | {"arch": each.arch} | cuda_gpus.driver_facts(each))
+             for each in facts]
+    return Gpus(plain, connections, tools, measures, "")
 
 
 def lines(found: Gpus) -> list[str]:
@@ -88,9 +91,10 @@ def _told_gpu(gpu: dict[str, Any]) -> str:
     facts = [
         f"GPU {gpu['number']}: {gpu['name']}, compute capability "
         f"{gpu['capability'][0]}.{gpu['capability'][1]}",
-        f"{gpu['n_sms']} SMs up to {gpu['clock_hz'] / 1e6:.0f} MHz",
-        f"{gpu['memory_bytes'] / 2**30:.0f} GiB at {gpu['memory_bytes_per_s'] / 1e9:,.0f} GB/s",
-        f"L2 {gpu['l2_bytes'] / 2**20:.0f} MiB",
+        f"{gpu['n_sms']} SMs up to {text('_hz', gpu['clock_hz'], 4)}",
+        f"{gpu['memory_bytes'] / 2**30:.0f} GiB at "
+        f"{text('_bytes_per_s', gpu['memory_bytes_per_s'])}",
+        f"L2 {text('_bytes', gpu['l2_bytes'])}",
         f"{gpu['smem_per_cta_bytes'] / 1024:.0f} KiB of shared memory for a CTA, "
         f"{gpu['smem_per_sm_bytes'] / 1024:.0f} KiB an SM",
         "cooperative launches" if gpu["cooperative"] else "no cooperative launches"]
