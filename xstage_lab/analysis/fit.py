@@ -80,7 +80,8 @@ def intervals(samples: Sequence[Sample], coverage: float = 0.9) -> list[tuple[fl
             0.5 + coverage / 2)
         off = drawn[:, i][np.isfinite(drawn[:, i])] - best[i]
         low, high = np.quantile(off, (0.5 - coverage / 2, 0.5 + coverage / 2)) * wider
-        found.append((float(max(best[i] + low, 0.0)), float(best[i] + high)))
+        least = 0.0 if i in (0, 3) else 1e-3 * best[i]  # a latency may be none, a rate may not
+        found.append((float(max(best[i] + low, least)), float(best[i] + high)))
     return found
 
 

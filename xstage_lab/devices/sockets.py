@@ -264,7 +264,7 @@ class SocketsDevice:
             for p in range(k)]
         deliveries = [
             Delivery(ends=tuple(_ends(tasks[p::k], lane[p::k] == to) for p in range(k)),
-                     ns_per_byte=1e9 / self._pace_bytes_per_s if to < n_lanes - 1 else 0.0,
+                     pace_bytes_per_s=self._pace_bytes_per_s if to < n_lanes - 1 else 0.0,
                      deadline_ns=deadline_ns)
             for to in range(n_lanes)]
         return jobs, deliveries

@@ -70,14 +70,14 @@ class Delivery(NamedTuple):
     ----------
     ends : tuple of array of int
         Per producer, the byte counts at which its bursts end; empty if none of them comes here.
-    ns_per_byte : float
+    pace_bytes_per_s : float
         Pace; 0 reads as fast as it can.
     deadline_ns : int
         When to give up.
     """
 
     ends: tuple[array[int], ...]
-    ns_per_byte: float
+    pace_bytes_per_s: float
     deadline_ns: int
 
 
@@ -207,6 +207,7 @@ class Receiver:
         there is nothing: an idle link does not carry more later.
         """
         ends = delivery.ends
+        ns_per_byte = 1e9 / delivery.pace_bytes_per_s if delivery.pace_bytes_per_s else 0.0
         receipt = Receipt(tuple(array("q") for _ in ends), array("q"), array("q"), 0)
         number = {source.fileno(): k for k, source in enumerate(self.sources)}
         poller = select.poll()
@@ -225,11 +226,11 @@ class Receiver:
             for fd, _ in ready:
                 k = number[fd]
                 n = self._read(k)
-                link_ns = max(link_ns + int(n * delivery.ns_per_byte), now_ns() - BUCKET_NS)
+                link_ns = max(link_ns + int(n * ns_per_byte), now_ns() - BUCKET_NS)
                 sleep_until(link_ns)
                 came = now_ns()
                 got[k] += n
-                if delivery.ns_per_byte:
+                if ns_per_byte:
                     receipt.chunk_ns.append(came)
                     receipt.chunk_bytes.append(n)
                 arrived = receipt.arrived_ns[k]

@@ -133,7 +133,7 @@ class Team:
         one, none = array("q", [PROBE_BYTES]), array("q")
         job = Job(work_ns=array("q", [0]), n_bytes=one, lane=array("q", [self.n_lanes - 1]),
                   depth=1, n_in_step=0, spin=False, deadline_ns=deadline_ns)
-        deliveries = [Delivery(ends=(burst,) * self.n_producers, ns_per_byte=0.0,
+        deliveries = [Delivery(ends=(burst,) * self.n_producers, pace_bytes_per_s=0.0,
                                deadline_ns=deadline_ns)
                       for burst in [none] * (self.n_lanes - 1) + [one]]
         works, receipts = self.run([job] * self.n_producers, deliveries)
