@@ -28,12 +28,16 @@ MEDIAN_ASKED_S, P95_ASKED_S, FIRST_FIGURE_ASKED_S = 0.080, 0.200, 8.0
 TO_PIXELS = """async (figure, [handle, key]) => {
     const canvases = node => [...node.querySelectorAll('*')].flatMap(e =>
         [...(e.tagName === 'CANVAS' ? [e] : []), ...(e.shadowRoot ? canvases(e.shadowRoot) : [])])
-    const all = canvases(figure.shadowRoot ?? figure).filter(c => c.width > 0)
-    const look = () => all.map(c =>
-        new Uint32Array(c.getContext('2d').getImageData(0, 0, c.width, c.height).data.buffer))
+    const all = canvases(figure.shadowRoot ?? figure).filter(c => c.width > 100)
+    const look = () => all.map(c => new Uint32Array(
+        c.getContext('2d', {willReadFrequently: true})
+            .getImageData(0, 0, c.width, c.height).data.buffer))
+    const differ = (a, b) => {
+        for (let i = 0; i < a.length; i++) if (a[i] !== b[i]) return true
+        return a.length !== b.length
+    }
     const before = look()
-    const changed = () => look().some((now, i) =>
-        now.length !== before[i].length || now.some((pixel, j) => pixel !== before[i][j]))
+    const changed = () => look().some((now, i) => differ(now, before[i]))
     handle.focus()
     const began = performance.now()
     handle.dispatchEvent(new KeyboardEvent('keydown', {key, bubbles: true, cancelable: true}))
