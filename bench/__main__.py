@@ -20,6 +20,7 @@ from xstage_lab.record import write_atomic
 SUBJECTS = (
     "speed_simulator",
     "speed_law",
+    "kernels",
     "accuracy_calibration",
     "coverage_intervals",
     "accuracy_bursts",
