@@ -7,6 +7,7 @@ import math
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,9 @@ from xstage_lab.devices.recorded import RecordedDevice
 from xstage_lab.devices.simulated import SimulatedDevice
 from xstage_lab.errors import FileRejected, InvalidValue, NotMeasured
 from xstage_lab.kernels.fused_tiles import TILE_DEPTHS, TILE_SIZES
+from xstage_lab.lab import BurstGap, Tune
+from xstage_lab.lab.device import live_machines, not_offered
+from xstage_lab.lab.panel import Panel
 from xstage_lab.record import Record
 from xstage_lab.recording import Recording, Target, machine_file, median_size, table
 from xstage_lab.recording_checks import cases, check, sources
@@ -317,3 +321,101 @@ def test_what_kernels_reach_is_judged_or_not_measured() -> None:
     nothing = recording_cuda.judge_gpu({"targets": {}}, {}, math.nan, math.nan)
     assert not any(line["good"] for line in nothing)
     assert {line["words"] for line in nothing} == {"not measured"}
+
+
+# ---- In the panels -----------------------------------------------------------------------------
+
+@pytest.fixture
+def close() -> Iterator[list[Panel]]:
+    """Close the panels of a test."""
+    made: list[Panel] = []
+    yield made
+    for panel in made:
+        panel.close()
+
+
+def replaying(folder: Path) -> dict[str, Any]:
+    return {"machine": str(folder / "machines.csv"), "device": "recorded", "records": str(folder)}
+
+
+def test_recorded_trains_open_in_the_burst_panel(folder: Path, close: list[Panel]) -> None:
+    """Measure and Sweep replay a recording, each on its figure, beside the law's prediction."""
+    close.append(panel := BurstGap(**replaying(folder), n_producers=12))
+    panel.sweep()
+    assert [p.values["gap_s"] > 0 for p in panel.points] == [False] + [True] * 10
+    assert all(p.record.provenance["badge"] == "RECORDED" for p in panel.points)
+    panel.controls.set(gap_s=0.0)
+    panel.measure()
+    found = panel.picture(panel.controls.values()).comparison
+    assert found is not None
+    assert abs(found.error_ratio["accepted_s"]) < 0.05
+    panel.controls.set(n_producers=7, burst_bytes=48)
+    panel.sweep()
+    assert "differ from these settings in gap_s alone" in panel.strip.message.value
+
+
+def test_recorded_tiles_open_in_the_tune_panel(folder: Path, close: list[Panel]) -> None:
+    """A series of a recording replays with its compute times, and what was not run is left out."""
+    point = next(p for p in index_of(folder)["points"] if p["part"] == "gpus")
+    shape = Record.load(folder / point["file"]).parameters
+    close.append(panel := Tune(**replaying(folder), m=shape["m"], n=shape["n"], k=shape["k"],
+                               n_gpus=4, series="issue depth"))
+    panel.sweep()
+    depths = [p.values["issue_depth"] for p in panel.points]
+    assert sorted(set(depths)) == [1, 2, 3, 4]
+    assert panel.t_mma_s  # as it was recorded, with stores off
+    assert "RECORDED" in panel.strip.badges.value
+    for found, _ in panel._comparisons:
+        assert abs(found.error_ratio["accepted_s"]) < 0.1
+
+
+@pytest.fixture
+def offered_anew() -> Iterator[None]:
+    """Look at this computer again, and forget what was seen afterwards."""
+    live_machines.cache_clear()
+    yield
+    live_machines.cache_clear()
+
+
+def test_without_gpus_panels_say_why(
+    monkeypatch: pytest.MonkeyPatch, offered_anew: None, close: list[Panel]
+) -> None:
+    """Without a GPU no panel offers the cuda device, and the reason stands below the list."""
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    close.append(panel := BurstGap())
+    assert not [name for name in panel.controls["device"].options if "cuda" in name]
+    assert "cuda is not offered: No GPU is used: CuPy" in not_offered().value
+
+
+def test_with_gpus_panels_offer_what_works(
+    monkeypatch: pytest.MonkeyPatch, offered_anew: None, close: list[Panel]
+) -> None:
+    """Destinations that work are offered with this computer's machine, the rest with the reason."""
+    emulated_cuda.install(monkeypatch, 1)
+    close.append(panel := BurstGap(n_producers=4))
+    offered = [name for name in panel.controls["device"].options if "cuda" in name]
+    assert offered == ["cuda:host", "cuda:local"]
+    assert "cuda:peer is not offered: there is one GPU only." in not_offered().value
+    panel.controls.set(device="cuda:host")
+    values = panel.controls.values()
+    assert values["machine"] == "Emulated to host memory (this computer)"
+    assert "calibrate its device" in panel.words.value
+    panel.controls.set(drain_bytes_per_s=50e9)
+    machine = panel.picture(panel.controls.values()).machine
+    device = panel.device(panel.controls.values())
+    assert device.func is CudaDevice  # type: ignore[attr-defined]
+    assert device.args == (machine,)  # type: ignore[attr-defined]
+    assert device.keywords == {"destination": "host"}  # type: ignore[attr-defined]
+    panel.controls.set(machine="B200-SXM")
+    panel.measure()
+    assert "measures Emulated to host memory (this computer), not B200-SXM" in (
+        panel.strip.message.value)
+
+
+def test_sockets_are_offered_and_live(offered_anew: None, close: list[Panel]) -> None:
+    """The burst panel measures live on any computer, in socket buffers."""
+    close.append(panel := BurstGap(n_producers=2, n_bursts=5, burst_bytes=16 * 1024))
+    panel.controls.set(device="sockets")
+    panel.measure()
+    assert panel.points[0].record.provenance["badge"] == "LIVE"
+    assert "LIVE" in panel.strip.badges.value

@@ -49,6 +49,17 @@ class Gpus(NamedTuple):
     missing: str
 
 
+def cuda_measures() -> tuple[dict[str, str], list[GpuFacts]]:
+    """Return why the live devices cannot be used here, empty where they can, and the GPUs."""
+    measures = {"sockets": "" if os.name == "posix" else "this system has no Unix stream sockets."}
+    try:
+        cuda = cuda_gpus.load_cuda()
+        facts = cuda_gpus.gpus(cuda)
+        return measures | _with_gpus(facts, _connections(cuda, facts)), facts
+    except (DeviceUnavailable, RuntimeError) as error:  # CUDA's errors are RuntimeErrors
+        return measures | {"cuda": str(error)}, []
+
+
 def look() -> Gpus:
     """Look at GPUs and compilers; never raises for what is missing, and creates no context."""
     tools: dict[str, str | None] = {

@@ -235,12 +235,11 @@ class _ComputeTimes:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._found: dict[tuple[int, ...], float] = {}
+        self._found: dict[tuple[FusedGemm, Tuning], float] = {}
 
     def of(self, gemm: FusedGemm, tuning: Tuning) -> float:
         """Return the compute time of a tile (s)."""
-        key = (gemm.m, gemm.n, gemm.k, tuning.tile_m, tuning.tile_n, tuning.tile_k,
-               tuning.issue_depth)
+        key = (gemm, tuning)
         if key not in self._found:
             self._found[key] = analysis.measure_t_mma(self._device, gemm, tuning, _SEED)
         return self._found[key]

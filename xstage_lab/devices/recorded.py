@@ -90,6 +90,11 @@ class RecordedDevice:
         same = [record for record in found if record.provenance.get("seed") == seed]
         return (same or found)[0]
 
+    def holds(self, program: Program) -> bool:
+        """Whether `program` was recorded."""
+        asked = to_plain(program.parameters())
+        return any(not _differences(record, asked) for record in self._records)
+
     def _nearest(self, asked: Mapping[str, Any]) -> str:
         near = min(self._records, key=lambda record: _distance(record, asked))
         told = ", ".join(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ from xstage_lab.export import Exported, export
 from xstage_lab.lab import calibration_figures as draw
 from xstage_lab.lab import controls, style
 from xstage_lab.lab.controls import Controls, section
+from xstage_lab.lab.device import device_controls, live_machines, maker, not_offered
 from xstage_lab.lab.live_figure import LiveFigure, load_bokehjs
 from xstage_lab.lab.machine import chosen_machine, machine_controls, path_fields, show_published
 from xstage_lab.lab.strip import button
@@ -43,7 +43,8 @@ class Calibrate(w.VBox):
     Parameters
     ----------
     **settings
-        Any control by name, SI: `device` (`simulated` or `sockets`), `machine`, `n_producers`,
+        Any control by name, SI: `device` (`simulated`, `sockets`, `cuda:host`, ... where they
+        work), `machine`, `n_producers`,
         `burst_bytes`, `repeats`, and the parameters of the store path.
 
     Raises
@@ -59,8 +60,7 @@ class Calibrate(w.VBox):
         self._running, self._badge = False, ""
         load_bokehjs()
         made = {
-            "device": controls.choice("device", "device", "simulated", ("simulated", "sockets"),
-                                      "sockets: live, between processes of this computer"),
+            **device_controls(("simulated",)),
             **machine_controls(settings.get("machine", "B200-SXM")),
             "n_producers": controls.optional("n_producers", "producers K", "empty: every SM"),
             "burst_bytes": controls.log("burst_bytes", "burst B", 32 * 1024, 1, 1024,
@@ -80,7 +80,8 @@ class Calibrate(w.VBox):
                              layout=w.Layout(flex="1 1 0", min_width="0"))
         self.figures.add_class("xstage-tabs")
         self.result, self.message, self.overlay = w.HTML(), w.HTML(), w.HTML()
-        left = [section("device"), made["device"], made["machine"], path_fields(made),
+        left = [section("device"), made["device"], not_offered(), made["machine"],
+                path_fields(made),
                 section("trains"), *(made[n] for n in ("n_producers", "burst_bytes", "repeats"))]
         super().__init__([
             w.HTML(style.STYLE),
@@ -195,13 +196,8 @@ class Calibrate(w.VBox):
         self.overlay.value = style.table(head, rows) if rows else ""
 
     def _device(self, values: dict[str, Any]) -> Callable[[], Device]:
-        if values["device"] == "sockets":
-            from xstage_lab.devices.sockets import SocketsDevice
-
-            return SocketsDevice
-        from xstage_lab.devices.simulated import SimulatedDevice
-
-        return partial(SimulatedDevice, chosen_machine(values))
+        live = values["device"] in live_machines()  # it needs no figures of its machine
+        return maker(values["device"], None if live else chosen_machine(values))
 
     def _steps(self, device: Device, values: dict[str, Any]) -> Iterator[Sample | Calibration]:
         running: Generator[Sample, None, Calibration] = analysis.experiments(

@@ -59,6 +59,15 @@ def optional(name: str, words: str, hint: str = "") -> w.Text:
                   **_options(name, words, hint))
 
 
+class Words(w.Text):
+    """A field for words."""
+
+
+def words(name: str, label: str, value: str, hint: str = "") -> Words:
+    """Return a field for words, such as the name of a folder."""
+    return Words(value, placeholder=hint, continuous_update=False, **_options(name, label, hint))
+
+
 def choice(name: str, words: str, value: str, options: Iterable[str], hint: str = "") -> w.Dropdown:
     """Return a drop-down list of names."""
     return w.Dropdown(options=list(options), value=value, **_options(name, words, hint))
@@ -90,7 +99,7 @@ class Controls:
 
     def _value(self, name: str) -> Any:
         value = self.widgets[name].value
-        if isinstance(self.widgets[name], w.Text):
+        if isinstance(self.widgets[name], w.Text) and not isinstance(self.widgets[name], Words):
             value = _number_or_none(name, value)
         if value is None or isinstance(value, str | int):
             return value
@@ -114,6 +123,8 @@ class Controls:
             if isinstance(widget, w.Dropdown):
                 require_choice(name, value, [str(option) for option in widget.options])
                 widget.value = value
+            elif isinstance(widget, Words):
+                widget.value = str(value)
             elif isinstance(widget, w.Text) and value is None:
                 widget.value = ""
             else:

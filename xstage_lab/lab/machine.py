@@ -10,8 +10,9 @@ import ipywidgets as w
 
 from xstage_lab import analysis, catalog
 from xstage_lab.analysis import Calibration
-from xstage_lab.errors import XStageError
+from xstage_lab.errors import UnknownFact, XStageError
 from xstage_lab.lab import controls
+from xstage_lab.lab.device import live_machines
 from xstage_lab.spec import MachineSpec
 from xstage_lab.units import display
 
@@ -37,11 +38,18 @@ def machine_controls(chosen: str) -> dict[str, w.Widget]:
     UnknownName, FileRejected
         If there is no such machine.
     """
-    catalog.machine(chosen)
-    names = dict.fromkeys([*catalog.machines(), chosen])
+    machine_named(chosen)
+    local = (machine.name for machine in live_machines().values())
+    names = dict.fromkeys([*catalog.machines(), *local, chosen])
     fields = {name: controls.optional(name, words, "empty: as published, or ASSUMED")
               for name, words in PATH.items()}
     return {"machine": controls.choice("machine", "machine", chosen, names), **fields}
+
+
+def machine_named(name: str) -> MachineSpec:
+    """Return a machine of the catalog, of a machine file, or of this computer's live devices."""
+    local = {machine.name: machine for machine in live_machines().values()}
+    return local[name] if name in local else catalog.machine(name)
 
 
 def path_fields(widgets: dict[str, w.Widget]) -> w.Accordion:
@@ -59,7 +67,7 @@ def chosen_machine(values: dict[str, Any]) -> MachineSpec:
     UnknownFact
         If nobody published its drain rate and none was entered.
     """
-    machine = catalog.machine(values["machine"])
+    machine = machine_named(values["machine"])
     drain, capacity = values["drain_bytes_per_s"], values["capacity_bytes"]
     given: dict[str, float] = {}
     if drain is not None:
@@ -73,6 +81,10 @@ def chosen_machine(values: dict[str, Any]) -> MachineSpec:
         if values[name] is not None:
             given[name] = values[name]
     link = machine.link.replace(**given) if given else machine.link
+    if math.isnan(link.egress_bytes_per_s) and machine in live_machines().values():
+        raise UnknownFact("drain_bytes_per_s", machine.name, "calibrate its device (notebook 02) "
+                          "and enter what it finds under store path; or choose the machine from "
+                          "the machines.csv of a recording.")
     return catalog.with_assumptions(dataclasses.replace(machine, link=link))
 
 

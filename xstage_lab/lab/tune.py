@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import ipywidgets as w
@@ -11,10 +10,11 @@ import ipywidgets as w
 from xstage_lab import analysis, plots
 from xstage_lab.devices.base import Device
 from xstage_lab.devices.recorded import RecordedDevice, published_gemm_rs
-from xstage_lab.errors import XStageError
+from xstage_lab.errors import NotMeasured, XStageError
 from xstage_lab.lab import controls
 from xstage_lab.lab import tune_figures as draw
 from xstage_lab.lab.controls import Controls, section
+from xstage_lab.lab.device import device_controls, follow_device, maker, not_offered
 from xstage_lab.lab.machine import (
     calibration_of,
     chosen_machine,
@@ -52,10 +52,10 @@ class Tune(Panel):
     Parameters
     ----------
     **settings
-        Any control by name, SI: `device`, `machine`, `m`, `n`, `k`, `n_gpus`, `destinations`,
-        `out_dtype`, `tile_m`, `tile_n`, `tile_k`, `issue_depth`, `n_stages`, `series`; and
-        `drain_bytes_per_s`, `capacity_bytes`, `per_sm_bytes_per_s`, `issue_latency_s` in place
-        of what is published of the machine.
+        Any control by name, SI: `device`, `records`, `machine`, `m`, `n`, `k`, `n_gpus`,
+        `destinations`, `out_dtype`, `tile_m`, `tile_n`, `tile_k`, `issue_depth`, `n_stages`,
+        `series`; and `drain_bytes_per_s`, `capacity_bytes`, `per_sm_bytes_per_s`,
+        `issue_latency_s` in place of what is published of the machine.
 
     Raises
     ------
@@ -67,14 +67,13 @@ class Tune(Panel):
 
     def __init__(self, **settings: Any) -> None:
         machine = machine_controls(settings.get("machine", "B200-SXM"))
-        made = machine | _gemm_controls() | _tuning_controls() | {
-            "device": controls.choice("device", "device", "simulated", ("simulated", "recorded"),
-                                      "what Measure and Sweep run on"),
+        made = machine | device_controls() | _gemm_controls() | _tuning_controls() | {
             "series": controls.choice("series", "sweep over", "issue depth", SERIES,
                                       "what Sweep varies, and the axis of the figure Series"),
         }
         show_published(machine)
         machine["machine"].observe(lambda _: show_published(machine), names="value")
+        follow_device(made)
         #: Compute times measured with stores off, by what they depend on.
         self.t_mma_s: dict[tuple[Any, ...], float] = {}
         self._comparisons: list[tuple[analysis.Comparison, str]] = []
@@ -83,7 +82,8 @@ class Tune(Panel):
             Controls(**made),
             [section("tile and staging"), *(made[name] for name in _TUNING),
              section("GEMM of each GPU"), self.shape, *(made[name] for name in _GEMM),
-             section("device"), made["device"], made["series"], made["machine"], path_fields(made)],
+             section("device"), made["device"], not_offered(), made["records"], made["series"],
+             made["machine"], path_fields(made)],
             {"Times": Tab(plots.TotalTimes(), draw.times),
              "One SM": Tab(plots.Timeline(), draw.timeline),
              "Tile × depth": Tab(plots.TileMap(), draw.tile_map),
@@ -114,18 +114,12 @@ class Tune(Panel):
 
     def points_at(self, values: Values, *free: str) -> list[Point]:
         """Return the points measured with `values`, on whichever device."""
-        return super().points_at(values, *free, "device", "series")
+        return super().points_at(values, *free, "device", "records", "series")
 
     def device(self, values: Values) -> Callable[[], Device]:
         """Return the chosen device."""
-        machine = chosen_machine(values)
-        if values["device"] == "recorded":
-            stored = published_gemm_rs()
-            RecordedDevice(stored, machine)  # says here and now if nothing is recorded of it
-            return partial(RecordedDevice, stored, machine)
-        from xstage_lab.devices.simulated import SimulatedDevice
-
-        return partial(SimulatedDevice, machine)
+        return maker(values["device"], chosen_machine(values),
+                     values["records"] or published_gemm_rs())
 
     def plan_measure(self, values: Values) -> Iterator[Planned]:
         """Plan one run, and the compute-only run before it where its tile was not timed yet."""
@@ -134,7 +128,7 @@ class Tune(Panel):
     def plan_sweep(self, values: Values) -> Iterator[Planned]:
         """Plan the runs of a series that the machine can run."""
         series = SERIES[values["series"]](self.picture(values))
-        if values["device"] == "recorded":
+        if values["device"] == "recorded" and not values["records"]:
             if values["series"] != "k":
                 raise XStageError("published runs differ in k alone. Choose k to sweep over, or "
                                   "the simulated device.")
@@ -142,7 +136,8 @@ class Tune(Panel):
         yield from self._plan([values | changed for changed in series])
 
     def _plan(self, series: list[Values]) -> Iterator[Planned]:
-        timed, reasons = set(self.t_mma_s), []
+        timed = set(self.t_mma_s)
+        reasons: list[XStageError] = []
         for values in series:
             try:
                 picture = self.picture(values)
@@ -150,10 +145,19 @@ class Tune(Panel):
                 reasons.append(error)
                 continue
             key = _compute_key(values)
-            if values["device"] != "recorded" and key not in timed:
+            whole, alone = (build(picture.gemm, picture.machine, picture.tuning, stores)
+                            for stores in ("remote", "off"))
+            if values["device"] == "recorded":
+                held = RecordedDevice(values["records"] or published_gemm_rs(), picture.machine)
+                if len(series) > 1 and not held.holds(whole):
+                    reasons.append(NotMeasured("nothing of this series was recorded."))
+                    continue
+                if not (values["records"] and held.holds(alone)):
+                    timed.add(key)  # by nobody, and the roofline stands for it
+            if key not in timed:
                 timed.add(key)
-                yield Planned(values, build(picture.gemm, picture.machine, picture.tuning, "off"))
-            yield Planned(values, build(picture.gemm, picture.machine, picture.tuning))
+                yield Planned(values, alone)
+            yield Planned(values, whole)
         if len(reasons) == len(series):
             raise reasons[0]
 
