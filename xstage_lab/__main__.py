@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -38,8 +39,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json:
         from xstage_lab.record import to_plain
         print(json.dumps(to_plain(result), allow_nan=False))
-    else:
-        print("\n".join(lines))
+        return 0
+    try:
+        print("\n".join(lines), flush=True)
+    except BrokenPipeError:  # a reader such as `head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
@@ -84,7 +88,8 @@ def _parser() -> argparse.ArgumentParser:
 def _add_machine(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("machine and device")
     group.add_argument("--machine", default="B200-SXM",
-                       help="a named machine, or a file of your own: FILE.csv or FILE.csv:NAME")
+                       help="a named machine, or a file of your own: FILE.csv or FILE.csv:NAME "
+                            "(default B200-SXM)")
     group.add_argument("--link", help="a named link instead of the machine's own")
     group.add_argument("--device", default="simulated",
                        help="simulated (default), sockets (live, on this computer), cuda (the "
@@ -106,21 +111,22 @@ def _add_machine(parser: argparse.ArgumentParser) -> None:
 
 def _add_workload(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workload", default="fused-gemm", help="burst or fused-gemm (default)")
-    parser.add_argument("--gpus", type=_number, help="GPUs taking part")
+    parser.add_argument("--gpus", type=_number, help="GPUs taking part (default: burst 2, or all "
+                        "of a full mesh; fused-gemm 8)")
     burst = parser.add_argument_group("burst train")
     burst.add_argument("--producers", type=_number, help="producers K (default: every SM)")
-    burst.add_argument("--bytes", type=_number, default=32768, help="burst of one producer, B")
-    burst.add_argument("--gap", type=_number, default=3e-6, help="gap G")
-    burst.add_argument("--bursts", type=_number, default=50, help="bursts of each producer, N")
-    burst.add_argument("--sync", default="free", help="free (default) or lockstep")
+    burst.add_argument("--bytes", type=_number, help="burst of one producer, B (default 32768)")
+    burst.add_argument("--gap", type=_number, help="gap G in seconds (default 3e-6)")
+    burst.add_argument("--bursts", type=_number, help="bursts of each producer, N (default 50)")
+    burst.add_argument("--sync", help="free (default) or lockstep")
     gemm = parser.add_argument_group("fused GEMM, each GPU's own")
     for name, size in (("m", 8192), ("n", 8192), ("k", 4096)):
-        gemm.add_argument(f"--{name}", type=_number, default=size)
-    gemm.add_argument("--tile", default="128x128x64", help="MxNxK (default 128x128x64)")
-    gemm.add_argument("--depth", type=_number, default=2, help="issue depth (default 2)")
-    gemm.add_argument("--destinations", default="round-robin",
-                      help="round-robin, row-owner, row-owner-unrotated or hot:SHARE")
-    gemm.add_argument("--out-dtype", default="bf16", help="bf16 (default) or fp32")
+        gemm.add_argument(f"--{name}", type=_number, help=f"elements (default {size})")
+    gemm.add_argument("--tile", help="MxNxK (default 128x128x64)")
+    gemm.add_argument("--depth", type=_number, help="issue depth (default 2)")
+    gemm.add_argument("--destinations", help="round-robin (default), row-owner, "
+                      "row-owner-unrotated or hot:SHARE")
+    gemm.add_argument("--out-dtype", help="bf16 (default) or fp32")
 
 
 def _joined(arguments: Sequence[str]) -> list[str]:

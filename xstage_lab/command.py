@@ -24,6 +24,13 @@ from xstage_lab.units import text
 if TYPE_CHECKING:
     from xstage_lab.lab.panel import Panel
 
+#: Options that only one workload has, and what they are where they are left out.
+WORKLOAD_DEFAULTS: dict[str, dict[str, Any]] = {
+    "burst": {"producers": None, "bytes": 32768, "gap": 3e-6, "bursts": 50, "sync": "free"},
+    "fused-gemm": {"m": 8192, "n": 8192, "k": 4096, "tile": "128x128x64", "depth": 2,
+                   "destinations": "round-robin", "out_dtype": "bf16"},
+}
+
 Result = tuple[dict[str, Any], list[str]]
 
 
@@ -35,7 +42,9 @@ def predict(options: argparse.Namespace) -> Result:
     prediction = analysis.predict(workload, machine, cal, tuning)
     result = _predicted(prediction) | {"provenance": prediction.provenance}
     result["explain"] += catalog.flags(machine)
-    lines = [_row("", "PREDICTED"), *(_row(key, prediction.summary[key]) for key in SUMMARY_KEYS)]
+    _seed(options)
+    lines = [*_what(prediction), _row("", "PREDICTED"),
+             *(_row(key, prediction.summary[key]) for key in SUMMARY_KEYS)]
     return result, [*lines, "", *result["explain"]]
 
 
@@ -48,8 +57,9 @@ def measure(options: argparse.Namespace) -> Result:
     result = {"measured": {key: record.summary[key] for key in SUMMARY_KEYS},
               "summary": record.summary, "provenance": record.provenance,
               "regime_measured": analysis.measured_regime(record)}
-    lines = [_row("", record.provenance["badge"]),
-             *(_row(key, record.summary[key]) for key in SUMMARY_KEYS)]
+    badge = record.provenance["badge"]
+    lines = [_in_words(record.parameters), f"{badge}: {record.provenance['source']}.",
+             _row("", badge), *(_row(key, record.summary[key]) for key in SUMMARY_KEYS)]
     if options.out:
         lines.append(f"Saved to {record.save(_record_path(options.out))}.")
     return result, lines
@@ -68,7 +78,8 @@ def compare(options: argparse.Namespace) -> Result:
         "explain": [*comparison.explain, *catalog.flags(machine)],
         "provenance": comparison.provenance}
     badge = record.provenance["badge"]
-    lines = [_row("", "PREDICTED", badge, "error")]
+    lines = [*_what(prediction), f"{badge}: {record.provenance['source']}.",
+             _row("", "PREDICTED", badge, "error")]
     for key in SUMMARY_KEYS:
         error = comparison.error_ratio[key]
         lines.append(_row(key, comparison.predicted[key], comparison.measured[key],
@@ -231,6 +242,7 @@ def workload_of(
     options: argparse.Namespace, machine: MachineSpec
 ) -> tuple[Workload, Tuning | None]:
     """Build the workload and its tuning from the options."""
+    _refuse_other_options(options)
     if options.workload == "burst":
         return BurstTrain(
             n_producers=machine.n_sms if options.producers is None else options.producers,
@@ -244,6 +256,18 @@ def workload_of(
                      destinations=options.destinations, out_dtype=options.out_dtype)
     tile_m, tile_n, tile_k = _tile(options.tile)
     return gemm, Tuning(tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, issue_depth=options.depth)
+
+
+def _refuse_other_options(options: argparse.Namespace) -> None:
+    """Refuse options of the workload that was not asked for: they would be dropped unread."""
+    for workload, defaults in WORKLOAD_DEFAULTS.items():
+        for name, default in defaults.items():
+            given = getattr(options, name)
+            if given is None:
+                setattr(options, name, default)
+            elif workload != options.workload:
+                raise XStageError(f"--{name.replace('_', '-')} is an option of --workload "
+                                  f"{workload}; the workload here is {options.workload}.")
 
 
 def _tile(tile: str) -> tuple[int, int, int]:
@@ -269,6 +293,20 @@ def _predicted(prediction: analysis.Prediction) -> dict[str, Any]:
             "terms": prediction.terms, "t_mma_source": prediction.t_mma_source,
             "unfused": prediction.unfused, "fuse_gain_ratio": prediction.fuse_gain_ratio,
             "explain": analysis.explain(prediction)}
+
+
+def _what(prediction: analysis.Prediction) -> list[str]:
+    """What was predicted, and from which calibration."""
+    cal = prediction.calibration
+    return [_in_words(prediction.parameters),
+            f"PREDICTED: law, calibration {cal.name} ({cal.badge}: {cal.source})."]
+
+
+def _in_words(parameters: dict[str, Any]) -> str:
+    shown = (f"{name} = {value:g}" if isinstance(value, float) else f"{name} = {value}"
+             for name, value in parameters.items()
+             if name not in ("workload", "n_ctas", "stores") and value is not None)
+    return f"{parameters.get('workload', 'workload')}: {', '.join(shown)}."
 
 
 def _row(name: str, *values: float | str) -> str:

@@ -65,6 +65,8 @@ def device_name(options: argparse.Namespace) -> tuple[str, str]:
     """Return the name of the device asked for, and what stands behind its colon."""
     name, _, detail = options.device.partition(":")
     require_choice("device", name, DEVICES)
+    if detail and name in ("simulated", "sockets"):
+        raise XStageError(f"device {name} takes nothing behind a colon, {detail!r} was given.")
     return name, detail
 
 

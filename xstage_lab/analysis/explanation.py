@@ -108,7 +108,7 @@ def _fuse(prediction: Prediction, total: float) -> str:
         return "On one GPU nothing is remote: there is nothing to fuse."
     both = f"{text('_s', total)} fused against {text('_s', unfused)} compute-then-copy"
     if gain > 0.02:
-        return f"Fusing pays: {both}, {gain:.0%} faster."
+        return f"Fusing pays: {both}, {1 + gain:.2f} times as fast."
     if gain < -0.02:
-        return f"Do not fuse: {both}, {-gain:.0%} slower."
+        return f"Do not fuse: {both}, it takes {1 / (1 + gain):.2f} times as long."
     return f"Fusing makes no difference: {both}."

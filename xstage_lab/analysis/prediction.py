@@ -199,7 +199,8 @@ def _gemm(gemm: FusedGemm, machine: MachineSpec, cal: Calibration, tuning: Tunin
     waves = math.ceil(float(np.asarray(run.n_tiles)) / k)
     size = float(np.asarray(run.tile_bytes))
     terms = {"t_mma_s": t_mma, "issue_free_s": cal.issue_free_s(size),
-             "drain_s": float(np.asarray(run.remote_bytes)) / waves
+             "drain_s": float(np.asarray(run.remote_bytes)) * k
+             / max(float(np.asarray(run.n_storing)), k)
              / float(np.asarray(run.drain_bytes_per_s)),
              "tile_bytes": size, "n_tiles": float(np.asarray(run.n_tiles)),
              "n_waves": float(waves), "remote_bytes": float(np.asarray(run.remote_bytes)),
