@@ -12,6 +12,7 @@ from xstage_lab import catalog, law
 from xstage_lab.analysis import Comparison, calibrate, compare, judge, predict
 from xstage_lab.devices.simulated import SimulatedDevice
 from xstage_lab.errors import XStageError
+from xstage_lab.lab import BurstGap
 from xstage_lab.schedule import build
 from xstage_lab.spec import BurstTrain
 
@@ -80,3 +81,14 @@ def test_too_few_runs_judge_nothing(gap_sweep: list[Comparison]) -> None:
              for c in gap_sweep]
     with pytest.raises(XStageError, match="only 0 runs"):
         judge(blank)
+
+
+def test_a_panel_judges_its_runs() -> None:
+    """After a sweep the panel says whether the law explains its runs, and before it does not."""
+    panel = BurstGap(machine="A100-SXM", n_producers=16, n_bursts=20)
+    try:
+        assert "law explains" not in panel.words.value
+        panel.sweep()
+        assert "The law explains these" in panel.words.value
+    finally:
+        panel.close()

@@ -17,7 +17,7 @@ from bokeh.document import Document
 from bokeh.models import Plot as BokehPlot
 from bokeh.models.annotations import Legend
 
-from xstage_lab import experiment
+from xstage_lab import analysis, experiment
 from xstage_lab.devices.base import Device
 from xstage_lab.doctor import package_problems
 from xstage_lab.errors import XStageError, require_choice
@@ -82,6 +82,7 @@ class Panel(w.VBox):
         controls.set(**settings)
         self.controls, self.tabs = controls, tabs
         self.points: list[Point] = []
+        self.comparisons: list[analysis.Comparison] = []
         self.overlaid: list[Record] = []
         self.runs = FoldedRuns(workload=self.workload, overlay=self.overlay)
         self.shown: Picture | None = None
@@ -232,8 +233,15 @@ class Panel(w.VBox):
         for part in (self.figures, self.numbers):
             part.remove_class("xstage-stale")
         self.numbers.value = picture.table()
-        self.words.value = style.words(picture.explanation())
+        self.words.value = style.words([*picture.explanation(), *self._verdict()])
         self.strip.badges.value = style.badge_line(picture.badges(records))
+
+    def _verdict(self) -> list[str]:
+        """Judge the law by all runs of this panel, once there are enough of them."""
+        try:
+            return [analysis.judge(self.comparisons).words]
+        except XStageError:
+            return []
 
     def _open_figures(self) -> None:
         """Put the figures on the page, each with its picture in it."""
@@ -300,6 +308,9 @@ class Panel(w.VBox):
     def take(self, values: Values, record: Record) -> None:
         """Keep a measurement and redraw."""
         self.points.append(Point(values, record))
+        found = self.picture(values).comparison
+        if found is not None:
+            self.comparisons.append(found)
         self._forget_tiles()
         self._redraw()
 
