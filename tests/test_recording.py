@@ -17,10 +17,10 @@ import pytest
 from fake_device import FakeDevice
 from strategies import machine_of
 
-from xstage_lab import catalog, recording_cuda
+from xstage_lab import catalog, recording, recording_cuda
 from xstage_lab import recording_plan as plan
 from xstage_lab.__main__ import main
-from xstage_lab.analysis import Calibration, compare, predict
+from xstage_lab.analysis import Calibration, compare, predict, protocol
 from xstage_lab.devices.cuda import CudaDevice
 from xstage_lab.devices.recorded import RecordedDevice
 from xstage_lab.devices.simulated import SimulatedDevice
@@ -137,11 +137,11 @@ def test_it_replays_on_the_command_line(folder: Path, capsys: pytest.CaptureFixt
 
 def test_cut_short_it_keeps_what_it_has(tmp_path: Path) -> None:
     """With hardly any time the calibration is whole, and what was left out is named."""
-    recording = Recording(tmp_path, 1e-6, lambda _: None)
+    made = Recording(tmp_path, 1e-6, lambda _: None)
     target = Target("simulated", partial(SimulatedDevice, machine_of(8)))
-    recording.calibrate(target)
-    recording.sweep(target)
-    lines = recording.finish()
+    made.calibrate(target)
+    made.sweep(target)
+    lines = made.finish()
     index = index_of(tmp_path)
     assert "calibration" in index["targets"]["simulated"]
     assert {p["part"] for p in index["points"]} == {"calibration", "compute"}
@@ -176,10 +176,10 @@ def test_stopped_it_keeps_what_it_has(
 
 def test_a_device_that_fails_is_noted(tmp_path: Path) -> None:
     """A crash of the measuring process is noted with its words, and the index is written."""
-    recording = Recording(tmp_path, 1.0, lambda _: None)
-    recording.calibrate(Target("fake", partial(FakeDevice, 32 * 1024, "exit")))
-    recording.sweep(Target("fake", FakeDevice))
-    recording.finish()
+    made = Recording(tmp_path, 1.0, lambda _: None)
+    made.calibrate(Target("fake", partial(FakeDevice, 32 * 1024, "exit")))
+    made.sweep(Target("fake", FakeDevice))
+    made.finish()
     assert "ended before its work did" in index_of(tmp_path)["not_measured"]["fake: calibration"]
 
 
@@ -292,6 +292,12 @@ class InProcess:
     def measure(self, program: Any, seed: int | None = None) -> Record:
         return self.device.measure(program, seed)  # type: ignore[no-any-return]
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.device, name)
+
+    def close(self) -> None:
+        pass
+
 
 def test_checks_run_on_the_device(one_gpu: None) -> None:
     """Cases run on a device made for their path and signal; what does not fit is named so."""
@@ -305,6 +311,49 @@ def test_checks_run_on_the_device(one_gpu: None) -> None:
     outcomes = list(check(worker, make, [*small, large]))
     assert [o.outcome for o in outcomes] == ["right"] * len(small) + ["not possible"]
     assert "shared memory" in outcomes[-1].words
+
+
+@pytest.fixture
+def small_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a recording of GPUs small enough for emulated ones."""
+    few = [case for case in cases(machine_of(4)) if case.tuning is None]
+    for where, changes in (
+        (recording, {"Worker": InProcess, "FIRST_K": 64}),
+        (plan, {"TILES_PER_SM": 1, "TILES": ((64, 64),), "DEPTHS": (2,), "N_BURSTS": 8,
+                "MAX_K": 64, "K_RATIOS": (1.0,), "BURST_BYTES": 1024}),
+        (protocol, {"LARGEST_BURST_BYTES": 2**18, "N_ZERO_GAP_BURSTS": 16}),
+        (recording_cuda, {"GEMM_EDGE": 256, "MMA_TILES": ((128, 128),),
+                          "cases": lambda *_: few, "compile_all": lambda *_: None}),
+    ):
+        for name, value in changes.items():
+            monkeypatch.setattr(where, name, value)
+
+
+def test_gpus_are_recorded_from_end_to_end(
+    one_gpu: None, small_scale: None, tmp_path: Path
+) -> None:
+    """Checks, calibrations to both memories, sweeps, paths and what they are held against: all of
+    it is run, kept and told, and what a single GPU cannot give is named."""
+    said: list[str] = []
+    made = Recording(tmp_path, 30.0, said.append)
+    recording_cuda.record_gpus(made)
+    lines = made.finish()
+    index = index_of(tmp_path)
+    assert {c["outcome"] for c in index["checks"]} == {"right"}
+    assert {(p["target"], p["part"]) for p in index["points"]} >= {
+        ("local", "calibration"), ("host", "calibration"), ("local", "mma"), ("host", "gap"),
+        ("host", "producers"), ("host", "k"), ("host", "tiles"), ("host", "gpus"),
+        ("host", "paths")}
+    assert index["targets"]["host"]["machine"] == "Emulated to host memory (this computer)"
+    assert len(index["paths"]) == 6
+    assert set(index["not_measured"]) == {"peer", "yardsticks"}
+    assert "one GPU only" in index["not_measured"]["peer"]
+    assert "MMA path: not measured" in lines  # there is no cuBLAS to hold it against
+    assert any(line.startswith("host, bulk, signal fence: accepted in") for line in lines)
+    assert all(Record.load(path).provenance["device"] == "cuda" for path in tmp_path.glob("*.npz"))
+    machine = catalog.machine(f"{tmp_path / 'machines.csv'}:Emulated to host memory "
+                              "(this computer)")
+    assert len(RecordedDevice(tmp_path, machine).records()) > 60
 
 
 def test_what_kernels_reach_is_judged_or_not_measured() -> None:

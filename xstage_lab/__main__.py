@@ -95,10 +95,8 @@ def _add_machine(parser: argparse.ArgumentParser) -> None:
                        help="simulated (default), sockets (live, on this computer), cuda (the "
                             "GPUs of this computer; cuda:peer, cuda:host or cuda:local say where "
                             "they store), or recorded:FOLDER to replay records")
-    group.add_argument("--store-path", default="registers",
-                       help="of cuda: registers (default) or bulk")
-    group.add_argument("--signal", default="none",
-                       help="of cuda: none (default), release or fence")
+    group.add_argument("--store-path", help="of cuda: registers (default) or bulk")
+    group.add_argument("--signal", help="of cuda: none (default), release or fence")
     group.add_argument("--calibration", help="a calibration file instead of calibrating")
     group.add_argument("--seed", type=_number, default=0)
     group.add_argument("--out", help="file or folder to write to")

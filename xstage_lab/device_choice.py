@@ -67,11 +67,14 @@ def device_name(options: argparse.Namespace) -> tuple[str, str]:
     require_choice("device", name, DEVICES)
     if detail and name in ("simulated", "sockets"):
         raise XStageError(f"device {name} takes nothing behind a colon, {detail!r} was given.")
+    if name != "cuda" and (options.store_path or options.signal):
+        raise XStageError("--store-path and --signal are of the kernels that the device cuda runs; "
+                          f"{name} has none. Leave them out.")
     return name, detail
 
 
 def _kernel_options(options: argparse.Namespace) -> tuple[str, str]:
-    return options.store_path, options.signal
+    return options.store_path or "registers", options.signal or "none"
 
 
 @functools.cache

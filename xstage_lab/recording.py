@@ -78,6 +78,8 @@ class Recording:
         self._target = self._part = ""
         self._workers: dict[str, Worker] = {}
         self._calibrated: dict[str, tuple[MachineSpec, Calibration]] = {}
+        #: By target: the GEMM whose tiles take as long to compute as to drain.
+        self.gemms: dict[str, FusedGemm] = {}
         self.comparisons: dict[str, list[Comparison]] = {}
         self.index: dict[str, Any] = {
             "schema": SCHEMA, "minutes": minutes, "targets": {}, "points": [], "not_measured": {},
@@ -169,7 +171,7 @@ class Recording:
         first = plan.balanced_gemm(machine, cal, machine.n_sms)  # whatever its k
         t_first = t_mma.of(FusedGemm(m=first.m, n=first.n, k=FIRST_K, n_gpus=1), Tuning())
         flop_per_s = 2.0 * 128 * 128 * FIRST_K * machine.n_sms / t_first
-        gemm = plan.balanced_gemm(machine, cal, flop_per_s)
+        gemm = self.gemms[target.name] = plan.balanced_gemm(machine, cal, flop_per_s)
         steps("k", plan.k_sweep(machine, gemm))
         steps("tiles", plan.tile_sweep(machine, gemm))
         steps("gpus", plan.gpu_sweep(machine, gemm))
@@ -293,7 +295,8 @@ def table(index: dict[str, Any]) -> list[str]:
         lines.append(_told_checks(index["checks"]))
         lines += [f"  WRONG: {c['case']}: {c['words']}" for c in index["checks"]
                   if c["outcome"] == "wrong"]
-    lines += [f"{line['what']}: {line['words']}" for line in index.get("good", ())]
+    lines += [f"{line['what']}: {line['words']}" for line in
+              (*index.get("paths", ()), *index.get("good", ()))]
     lines += [f"not measured: {what}: {why}" for what, why in index["not_measured"].items()]
     n_files = len(index["points"])
     return [*lines, f"{n_files} records in {index['taken_s']:.0f} s."]
@@ -306,8 +309,8 @@ def _errors(index: dict[str, Any], target: str) -> list[str]:
         points = [p for p in index["points"] if (p["target"], p["part"]) == (target, part)
                   and "error_ratio" in p]
         if points:
-            law, coupled = (median_size([p[key] for p in points]) for key in
-                            ("error_ratio", "coupled_error_ratio"))
+            law, coupled = (median_size([p[key] for p in points if p[key] is not None])
+                            for key in ("error_ratio", "coupled_error_ratio"))
             lines.append(f"  {part:<10}{len(points):>3} points, law off by {law:6.1%} in the "
                          f"median, completion-coupled form by {coupled:6.1%}")
     return lines

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import time
 from concurrent.futures import TimeoutError as Overdue
 from functools import partial
@@ -19,17 +20,18 @@ from xstage_lab.devices.cuda import CudaDevice
 from xstage_lab.devices.cuda_bursts import N_THREADS
 from xstage_lab.devices.cuda_yardsticks import GEMM_EDGE, yardsticks
 from xstage_lab.errors import XStageError
-from xstage_lab.kernels.fused_tiles import Variant
+from xstage_lab.kernels.fused_tiles import SIGNALS, Variant
 from xstage_lab.kernels.nvrtc import compile_kernel
 from xstage_lab.kernels.source import Source
 from xstage_lab.parallel import local_processes
 from xstage_lab.recording import Recording, Target
 from xstage_lab.recording_checks import cases, check, sources
+from xstage_lab.schedule import build
 from xstage_lab.spec import FusedGemm, Tuning
 from xstage_lab.units import text
 
-CHECK_SHARE, YARDSTICK_S = 0.3, 120.0
-MMA_TILES = ((128, 128), (128, 256), (256, 128))
+CHECK_SHARE, YARDSTICK_S, MAX_COMPILERS = 0.3, 120.0, 16
+MMA_TILES, PATHS_SEED = ((128, 128), (128, 256), (256, 128)), 101
 #: What local stores, host stores and the MMA path should reach, and the law's median error.
 STORE_WANTED, LINK_WANTED, MMA_WANTED, LAW_WANTED = 0.85, 0.90, 0.50, 0.05
 
@@ -58,6 +60,8 @@ def record_gpus(recording: Recording) -> None:
     mma = _mma_rate(recording, local)
     for n_left, target in zip(range(len(targets) - 1, 0, -1), targets[1:], strict=True):
         recording.sweep(target, 1.0 / n_left)
+    for target in targets[1:]:
+        compare_paths(recording, target, facts[0])
     recording.index["good"] = judge_gpu(recording.index, found, mma,
                                         recording.median_error("host"))
 
@@ -97,8 +101,33 @@ def sweep_sources() -> list[Source]:
 
 def compile_all(every: list[Source], arch: str) -> None:
     """Compile kernels on all CPUs; each is then found on disk."""
-    with local_processes() as pool:
+    with local_processes(min(os.cpu_count() or 1, MAX_COMPILERS)) as pool:
         list(pool.map(partial(compile_kernel, arch=arch), every))
+
+
+def compare_paths(recording: Recording, target: Target, facts: cuda_gpus.GpuFacts) -> None:
+    """Run one GEMM over every store path and with every signal, and say how they differ."""
+    gemm = recording.gemms.get(target.name)
+    if gemm is None:
+        return
+    recording.enter(target.name, "paths")
+    worker, device = recording.worker(target), recording.device(target)
+    told = recording.index.setdefault("paths", [])
+    paths = ("registers", "bulk") if facts.has_bulk else ("registers",)
+    for i, (path, signal) in enumerate(itertools.product(paths, SIGNALS)):
+        worker.use(_device_maker(target.name, path, signal))
+        try:  # seeds of their own, as these runs differ from others in path and signal alone
+            found = device.measure(build(gemm, device.machine, Tuning()), PATHS_SEED + i).summary
+        except XStageError as error:
+            recording.missing(f"{target.name}: {path}, {signal}", str(error))
+            continue
+        after = f", signal {text('_s', found['signal_s'])} a tile" if "signal_s" in found else ""
+        told.append({
+            "what": f"{target.name}, {path}, signal {signal}",
+            "accepted_s": found["accepted_s"], "signal_s": found.get("signal_s", math.nan),
+            "words": f"accepted in {text('_s', found['accepted_s'], 4)}, a tile issued in "
+                     f"{text('_s', found['issue_s'])}{after}"})
+    worker.use(target.make)
 
 
 def _yardsticks(recording: Recording) -> dict[str, Any]:

@@ -187,7 +187,8 @@ class CudaDevice:
                              seed=int(pattern), gap_cycles=gap)
 
         run(patterns[0])
-        self._note_clocks(measure_clock(self._watchdog, gpus))
+        before = measure_clock(self._watchdog, gpus)  # which also keeps the clocks up
+        self._note_clocks(before)
         runs = run(patterns[1])
         self._read_clocks([each.anchors for each in runs])
         tiles = np.concatenate([tiles_of_bursts(program, i, each, self._clock_hz[i])
@@ -196,6 +197,7 @@ class CudaDevice:
         gaps = (tiles["mma_end_s"] - tiles["mma_start_s"])[tiles["row"] >= program.n_ctas]
         source = burst_gap.source(self.store_path, N_THREADS)
         about = {"kernel": source.digest, "n_threads": N_THREADS, "gap_asked_s": train.gap_s,
+                 "clock_before_hz": before[0],
                  "gap_achieved_s": float(gaps.mean()) if gaps.size else math.nan,
                  "sms": [each.sms.tolist() for each in runs],
                  "clock_over_s": runs[0].anchors.over_s}

@@ -81,7 +81,8 @@ class TileJob:
     gpus : sequence of Gpu
         Those that run: the first GPUs of the program.
     places : sequence of sequence of Place
-        Where each of them stores, by owner.
+        Where each of them stores, by owner. Owners after the first that share a place share the
+        output there: nobody else stores to where a tile belongs.
     program : Program
     variant : Variant
     inputs : sequence of Inputs
@@ -98,6 +99,8 @@ class TileJob:
         self.watchdog, self.gpus, self.places = watchdog, gpus, places
         self.program, self.variant, self.inputs = program, variant, inputs
         self.tasks = [fused_tiles.pack_tasks(program, i) for i in range(len(gpus))]
+        #: By GPU and owner: which of the GPU's outputs the owner's tiles are in.
+        self.boxes = [boxes_of(each, i) for i, each in enumerate(places)]
         gemm = _gemm(program)
         ld = fused_tiles.leading_dimension(gemm.n, variant.out_bytes)
         self.out_shape = (gemm.m + variant.tile_m, ld)  # more rows than any tile may write
@@ -122,8 +125,10 @@ class TileJob:
         self._launch()
         checked = [self._outputs(i) for i in range(len(self.gpus))]
         for i, given in enumerate(self.inputs):
-            reference.check_output(np.stack(checked[i]), given.expected, given.tolerance,
-                                   tiles_of(self.tasks[i]), gpu=i)
+            tiles = [tile._replace(owner=self.boxes[i][tile.owner] if tile.owner >= 0 else -1)
+                     for tile in tiles_of(self.tasks[i])]
+            reference.check_output(np.stack(checked[i]), given.expected, given.tolerance, tiles,
+                                   gpu=i)
             check_flags(self._flags(i), self.tasks[i], self.variant.signal, i)
         self._poison()
         since = time.monotonic()
@@ -138,8 +143,8 @@ class TileJob:
 
     def _poison(self) -> None:
         for i in range(len(self.gpus)):
-            for owner in range(self.program.n_gpus):
-                self._out(i, owner).fill(reference.POISON)
+            for box in range(max(self.boxes[i]) + 1):
+                self._out(i, box).fill(reference.POISON)
 
     def _launch(self) -> None:
         started = self.gpus[0].memory("started", 16)
@@ -162,7 +167,7 @@ class TileJob:
             memory.fill(0)
         layer = LayerAt(
             a=gpu.memory("a", 0).address, b=gpu.memory("b", 0).address,
-            out=[self._out(i, owner).address for owner in owners], a_ld=given.a.shape[1],
+            out=[self._out(i, box).address for box in self.boxes[i]], a_ld=given.a.shape[1],
             b_ld=given.b.shape[1], out_ld=self.out_shape[1])
         return fused_tiles.pack_params(
             [layer], flags=[memory.address for memory in flags],
@@ -171,18 +176,18 @@ class TileJob:
             budget_cycles=cycles(gpu.facts, BUDGET_S), n_tasks=rows.size,
             n_starters=len(self.gpus) * n_ctas)
 
-    def _out(self, i: int, owner: int) -> Memory:
+    def _out(self, i: int, box: int) -> Memory:
         n_bytes = self.out_shape[0] * self.out_shape[1] * self.variant.out_bytes
-        return self.places[i][owner].memory(f"out {i} to {owner}", n_bytes)
+        return self.places[i][self.boxes[i].index(box)].memory(f"out {i} to {box}", n_bytes)
 
     def _flag_memory(self, i: int, owner: int) -> Memory:
         return self.places[i][owner].memory(f"flags {i} to {owner}", 4 * self.tasks[i].size)
 
     def _outputs(self, i: int) -> list[NDArray[np.generic]]:
-        """Fetch what GPU i has stored, by owner."""
+        """Fetch what GPU i has stored, by box."""
         dtype = np.uint16 if self.variant.out_bytes == 2 else np.float32
-        return [self._out(i, owner).read(self.out_shape, dtype)
-                for owner in range(self.program.n_gpus)]
+        return [self._out(i, box).read(self.out_shape, dtype)
+                for box in range(max(self.boxes[i]) + 1)]
 
     def _flags(self, i: int) -> NDArray[np.uint32]:
         return np.stack([self._flag_memory(i, owner).read(self.tasks[i].size, np.uint32)
@@ -190,7 +195,8 @@ class TileJob:
 
     def _require_same(self, i: int, checked: Sequence[NDArray[np.generic]]) -> None:
         """Raise unless a later run has left, bit by bit, what was checked of the first."""
-        for owner, (before, now) in enumerate(zip(checked, self._outputs(i), strict=True)):
+        for box, (before, now) in enumerate(zip(checked, self._outputs(i), strict=True)):
+            owner = self.boxes[i].index(box)
             if not np.array_equal(before.view(np.uint8), now.view(np.uint8)):
                 n_wrong = int((before.view(np.uint8) != now.view(np.uint8)).sum())
                 raise reference.WrongResult(
@@ -205,6 +211,18 @@ class TileJob:
             anchors=Anchors(*(ctas[name] for name in
                               ("start_ns", "start_cycles", "end_ns", "end_cycles"))),
             sms=ctas["sm"], n_registers=self.kernels[i].n_registers)
+
+
+def boxes_of(places: Sequence[Place], gpu: int) -> list[int]:
+    """Return for each owner which of a GPU's outputs is its: one for itself, one for each place."""
+    seen: list[tuple[bool, int]] = []
+    found = []
+    for owner, place in enumerate(places):
+        box = (owner == gpu, id(place))
+        if box not in seen:
+            seen.append(box)
+        found.append(seen.index(box))
+    return found
 
 
 def tiles_of_gemm(program: Program, gpu: int, run: TileRun, clock_hz: float,
