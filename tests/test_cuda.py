@@ -7,7 +7,9 @@ the argument pointers, addresses and memory that the device would give to the dr
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
+import re
 import shutil
 import subprocess
 import sys
@@ -31,8 +33,9 @@ from xstage_lab import worker as worker_module
 from xstage_lab.devices import cuda_gpus, cuda_launch, cuda_peers
 from xstage_lab.devices.base import Device
 from xstage_lab.devices.cuda import CudaDevice
-from xstage_lab.devices.cuda_bursts import Route, addresses, ranks, slots_of
+from xstage_lab.devices.cuda_bursts import Route, addresses, alone_bytes, ranks, slots_of
 from xstage_lab.devices.cuda_clock import Anchors, seconds
+from xstage_lab.devices.cuda_tiles import boxes_of
 from xstage_lab.errors import (
     DeviceLost,
     DeviceUnavailable,
@@ -503,6 +506,26 @@ def test_slots_stay_in_memory(k: int, burst: int, n: int) -> None:
         assert slots_of(asked, "bulk") == n
 
 
+@given(smem_kib=st.integers(48, 512), reserved_kib=st.integers(0, 4))
+def test_a_producer_has_its_sm_alone(smem_kib: int, reserved_kib: int) -> None:
+    """With the shared memory that bursts ask for no two CTAs fit on an SM, and one does."""
+    facts = cuda_gpus.GpuFacts(**dict.fromkeys(cuda_gpus.GpuFacts._fields, 0) | {  # type: ignore
+        "smem_per_sm_bytes": smem_kib * 1024,
+        "smem_per_cta_bytes": (smem_kib - reserved_kib) * 1024})
+    asked = alone_bytes(facts)
+    assert 2 * asked > smem_kib * 1024 or asked == facts.smem_per_cta_bytes
+    assert asked <= facts.smem_per_cta_bytes
+
+
+def test_outputs_are_told_apart_by_place() -> None:
+    """A GPU's own tiles have an output apart, and owners share one only where they share memory."""
+    one, other = object(), object()
+    places: Any = [one, other, other]
+    assert boxes_of(places, 0) == [0, 1, 1]
+    assert boxes_of([one, one, one], 0) == [0, 1, 1]  # type: ignore[list-item]
+    assert boxes_of([one, other, object()], 1) == [0, 1, 2]  # type: ignore[list-item]
+
+
 def test_what_it_says_of_the_machine(install: Install) -> None:
     """The machine is what CUDA says, its store path unknown, its FLOP rate the vendor's."""
     install()
@@ -528,3 +551,16 @@ def test_every_architecture_has_kernels() -> None:
     assert [arch(*cc) for cc in ((8, 0), (8, 6), (8, 9), (9, 0), (10, 0))] == [
         "sm_80", "sm_80", "sm_80", "sm_90a", "sm_100a"]
     assert [arch(*cc) for cc in ((7, 5), (10, 3), (12, 0))] == ["", "", ""]
+
+
+def test_the_emulator_takes_what_cupy_takes() -> None:
+    """Every call that is emulated exists in CuPy, with as many arguments."""
+    cupy_cuda = pytest.importorskip("cupy").cuda
+    for name in (n for n in dir(EmulatedCuda) if n.startswith("do_")):
+        call = name.removeprefix("do_")
+        real = getattr(cupy_cuda.runtime, call, None) or getattr(cupy_cuda.driver, call)
+        declared = re.match(rf"{call}\(([^)]*)\)", real.__doc__ or "")
+        assert declared is not None
+        n_wanted = len([each for each in declared.group(1).split(",") if each.strip()])
+        ours = inspect.signature(getattr(EmulatedCuda, name)).parameters
+        assert len(ours) - 1 == n_wanted, call

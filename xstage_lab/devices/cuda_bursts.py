@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from xstage_lab import reference
 from xstage_lab.devices.cuda_clock import Anchors, seconds
+from xstage_lab.devices.cuda_gpus import GpuFacts
 from xstage_lab.devices.cuda_launch import (
     BUDGET_S,
     Gpu,
@@ -98,8 +99,9 @@ def run_train(
         If what arrived is not what was stored; a wait ran out; it does not fit.
     """
     n_slots = slots_of(train, store_path)
+    needed = burst_gap.shared_bytes(store_path, train.burst_bytes)
     kernels = [gpu.kernel(burst_gap.source(store_path, N_THREADS), N_THREADS,
-                          burst_gap.shared_bytes(store_path, train.burst_bytes)) for gpu in gpus]
+                          max(needed, alone_bytes(gpu.facts))) for gpu in gpus]
     started = gpus[0].memory("started", 16)
     started.fill(0)
     launches, reports = [], []
@@ -114,6 +116,11 @@ def run_train(
         stored = _stored(gpu, route, train, i, n_slots)
         reference.check_bursts(stored, seed=seed + i, n_bursts=train.n_bursts, gpu=i)
     return [_result(gpu, train) for gpu in gpus]
+
+
+def alone_bytes(facts: GpuFacts) -> int:
+    """Return the shared memory with which a CTA has its SM to itself: more than half of it."""
+    return min(facts.smem_per_sm_bytes // 2 + 1024, facts.smem_per_cta_bytes)
 
 
 def slots_of(train: BurstTrain, store_path: str) -> int:
