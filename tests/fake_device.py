@@ -6,9 +6,9 @@ It lives in a module of its own so that a worker process can import it.
 from __future__ import annotations
 
 import os
-import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from xstage_lab.devices.base import Capabilities
 from xstage_lab.errors import DeviceLost, Infeasible, InvalidValue, WorkerFailed
@@ -44,10 +44,16 @@ class FakeDevice:
 
     def __init__(self, bad_bytes: int = 0, how: str = "", log: str = "") -> None:
         self.bad_bytes, self.how, self.log = bad_bytes, how, log
-        self._aborted = threading.Event()
+        self.aborted = False
+
+    def __getstate__(self) -> dict[str, Any]:  # an event cannot be sent
+        return {name: value for name, value in vars(self).items() if name != "_aborted"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _aborted=threading.Event())
 
     def abort(self) -> None:
-        self._aborted.set()
+        self.aborted = True
 
     def measure(self, program: Program, seed: int | None = None) -> Record:
         if self.log:
@@ -65,8 +71,9 @@ class FakeDevice:
             os._exit(3)
         if self.how == "hang":
             time.sleep(1000)
-        if self.how == "wait" and self._aborted.wait(60.0):
-            self._aborted.clear()
+        if self.how == "wait":
+            while not self.aborted:
+                time.sleep(0.02)
             raise WorkerFailed("ended by its abort flag.")
         if self.how == "lost":
             raise DeviceLost("the device is lost.")
