@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 from xstage_lab.devices.base import Capabilities
 from xstage_lab.errors import DeviceLost, Infeasible, InvalidValue, WorkerFailed
@@ -45,12 +44,6 @@ class FakeDevice:
     def __init__(self, bad_bytes: int = 0, how: str = "", log: str = "") -> None:
         self.bad_bytes, self.how, self.log = bad_bytes, how, log
         self.aborted = False
-
-    def __getstate__(self) -> dict[str, Any]:  # an event cannot be sent
-        return {name: value for name, value in vars(self).items() if name != "_aborted"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _aborted=threading.Event())
 
     def abort(self) -> None:
         self.aborted = True
