@@ -21,7 +21,7 @@ from xstage_lab.lab.device import device_controls, live_machines, maker, not_off
 from xstage_lab.lab.live_figure import LiveFigure, load_bokehjs
 from xstage_lab.lab.machine import chosen_machine, machine_controls, path_fields, show_published
 from xstage_lab.lab.strip import button
-from xstage_lab.plots import Fitted
+from xstage_lab.plots.calibration import Fitted
 from xstage_lab.record import provenance
 from xstage_lab.runlog import RunLog
 from xstage_lab.units import text

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xstage_lab.analysis import Calibration, Sample
-from xstage_lab.plots import Fitted
+from xstage_lab.plots.calibration import Fitted
 
 Columns = dict[str, Any]
 Floats = NDArray[np.float64]

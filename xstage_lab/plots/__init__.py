@@ -2,13 +2,12 @@
 
 from xstage_lab.plots.base import Plot, points
 from xstage_lab.plots.burst import Backlog, IsolatedBurst, IssueGap, PeriodGap
-from xstage_lab.plots.calibration import Fitted
 from xstage_lab.plots.published import GemmReduceScatter, IssueAgainstCompletion, RateAgainstSms
 from xstage_lab.plots.timeline import Timeline
 from xstage_lab.plots.tune import Residuals, TileMap, TotalCurve, TotalTimes
 
 __all__ = [
-    "Backlog", "Fitted", "GemmReduceScatter", "IsolatedBurst", "IssueAgainstCompletion", "IssueGap",
+    "Backlog", "GemmReduceScatter", "IsolatedBurst", "IssueAgainstCompletion", "IssueGap",
     "PeriodGap", "Plot", "RateAgainstSms", "Residuals", "TileMap", "Timeline", "TotalCurve",
     "TotalTimes", "points",
 ]
