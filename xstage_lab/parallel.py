@@ -93,7 +93,7 @@ def spread(
     Raises
     ------
     XStageError
-        What the device raised, after the points that the other workers were measuring.
+        What the device raised at the first point that failed, after all points before it.
     WorkerFailed
         If a worker ended, or the device cannot be sent there.
     """
@@ -126,6 +126,7 @@ class _Sent:
         self._finished: queue.SimpleQueue[Future[_Batch]] = queue.SimpleQueue()
         self.batches: dict[Future[_Batch], int] = {}  # to the index of its first point
         self.error: XStageError | None = None
+        self._failed_at = len(jobs)  # first point of the batch that raised it
 
     def hand_out(self) -> bool:
         """Submit batches while there are points and room; return whether any is on its way."""
@@ -135,7 +136,7 @@ class _Sent:
                 future = self._executor.submit(_measure_batch, self._device, batch, self._logged,
                                                self._halt)
             except Exception as error:
-                self._fail(error)
+                self._fail(error, self._n_sent)
                 break
             self.batches[future] = self._n_sent
             self._n_sent += len(batch)
@@ -154,10 +155,10 @@ class _Sent:
         try:
             batch = future.result()
         except Exception as error:
-            self._fail(error)
+            self._fail(error, first)
             return {}
         if batch.error is not None:
-            self._fail(batch.error)
+            self._fail(batch.error, first)
         if batch.points:
             self._size = max(1, int(BATCH_S * len(batch.points) / max(batch.taken_s, 1e-9)))
         return dict(enumerate(batch.points, first))
@@ -169,13 +170,18 @@ class _Sent:
         for future in list(self.batches):
             future.cancel()
 
-    def _fail(self, error: Exception) -> None:
-        if self.error is None:
+    def _fail(self, error: Exception, first: int) -> None:
+        """Keep the first point's error; the points before it are still measured."""
+        if self.error is None or first < self._failed_at:
+            self._failed_at = first
             self.error = error if isinstance(error, XStageError) else WorkerFailed(
                 f"the executor could not measure ({type(error).__name__}: {error}): one of its "
                 "workers ended, or cannot import the device. Measure again with a new executor; a "
                 "device of your own must stand in a module.")
-        self.end()
+        self._n_sent = len(self._jobs)
+        for future, index in list(self.batches.items()):
+            if index > first:
+                future.cancel()
 
 
 def _measure_batch(device: Device, jobs: Sequence[Job], logged: bool, halt: str) -> _Batch:
