@@ -458,7 +458,7 @@ def test_the_band_over_an_unknown_capacity(
         assert guess.summary[key] <= guess.high[key] * (1 + 1e-12)
         assert known.low[key] == known.summary[key]
         if used is not None:
-            assert known.high == known.low or known.high == known.summary
+            assert str(known.high) in (str(known.low), str(known.summary))  # NaN is like NaN
 
 
 @given(workload=workloads, tuning=tunings())
