@@ -24,10 +24,11 @@ class Sample(NamedTuple):
     Attributes
     ----------
     experiment : str
-        `zero-gap`, `isolated`, `plateau`, `control` or `fewer producers`.
+        `filling` (not fitted), `zero-gap`, `isolated`, `plateau`, `control` or `fewer
+        producers`.
     value_s : float
-        Steady period (zero-gap), mean issue span (plateau, control), or time to the last
-        acceptance (isolated, fewer producers).
+        Steady period (filling, zero-gap), time to the last acceptance (fewer producers), else
+        mean issue span.
     """
 
     experiment: str

@@ -13,7 +13,7 @@ from xstage_lab.analysis.calibration import Sample
 Floats = NDArray[np.float64]
 
 N_BOOTSTRAP = 400
-BLOCKED_RATIO = 1.25      # spans this much over the free one are past the knee, jitter is less
+BLOCKED_SHARE = 0.25      # of what being blocked can add to a span: past the knee
 OUTLIER_MADS = 6.0        # trains further off than this are left out
 SPLITS_RATIO, DRIFT_RATIO, CONTROL_RATIO, ISSUE_BOUND_RATIO = 1.03, 1.05, 0.1, 1.03
 FEWEST_PAST_KNEE = 3
@@ -108,7 +108,8 @@ def checks(samples: Sequence[Sample], found: Fit, vendor_bytes_per_s: float,
         faults.append(f"the drain rate drifted by {drift - 1:+.0%} between the first repeat and "
                       "the last: something else used the machine")
     isolated = _arrays(samples, "isolated")
-    past = int(_past_knee(isolated, found.issue_latency_s, found.per_sm_bytes_per_s).sum())
+    past = int(_past_knee(isolated, found.issue_latency_s, found.per_sm_bytes_per_s,
+                          found.drain_bytes_per_s).sum())
     if not np.isfinite(found.capacity_bytes) and blocked.any():
         notes.append("no burst was blocked: the capacity is larger than any burst tried")
     elif past < FEWEST_PAST_KNEE and blocked.any():
@@ -157,7 +158,7 @@ def _capacity(isolated: _Arrays, latency: float, per_sm: float, drain: float) ->
     leave the path idle at the end. Both make a burst show less than the path holds.
     """
     backlog = _backlogs(isolated, latency, per_sm, drain)
-    size = isolated.size[_past_knee(isolated, latency, per_sm)]
+    size = isolated.size[_past_knee(isolated, latency, per_sm, drain)]
     of_size = [_center(backlog[size == b]) for b in set(size)]
     return max(of_size, default=float("inf"))
 
@@ -171,12 +172,20 @@ def _rates(zero_gap: _Arrays, latency: float, per_sm: float,
 
 def _backlogs(bursts: _Arrays, latency: float, per_sm: float, drain: float) -> Floats:
     """Q as each burst past the knee gives it, V - R (span - t0) (bytes)."""
-    past = _past_knee(bursts, latency, per_sm)
+    past = _past_knee(bursts, latency, per_sm, drain)
     return np.maximum((bursts.k * bursts.size - drain * (bursts.value - latency))[past], 0.0)
 
 
-def _past_knee(bursts: _Arrays, latency: float, per_sm: float) -> NDArray[np.bool_]:
-    return bursts.value > BLOCKED_RATIO * (latency + bursts.size / per_sm)
+def _past_knee(bursts: _Arrays, latency: float, per_sm: float,
+               drain: float) -> NDArray[np.bool_]:
+    """Whether bursts took longer than free, by enough of the most that being blocked can add.
+
+    Far past the knee a span is K r_SM / R times the free one, which may be little more.
+    """
+    most = bursts.k * per_sm / drain
+    span_free = latency + bursts.size / per_sm
+    slow = 1.0 + BLOCKED_SHARE * np.clip(most - 1.0, 0.0, 1.0)
+    return np.asarray((most > ISSUE_BOUND_RATIO) & (bursts.value > slow * span_free))
 
 
 def _center(values: Floats) -> float:

@@ -22,6 +22,7 @@ Trains = Generator[Sample, None, float]
 T = TypeVar("T")
 
 N_ZERO_GAP_BURSTS = 40   # drift apart for half of them, then measure
+MOST_ZERO_GAP_BURSTS, STEADY_RATIO = 640, 1.003
 N_PLATEAU_BURSTS = 8
 MOST_DOUBLINGS = 20
 LONGEST_BURST_S, LARGEST_BURST_BYTES = 1.0, 2**30  # no path holds more
@@ -131,9 +132,11 @@ class _Protocol:
     def run(self, burst_bytes: int) -> Iterator[Sample]:
         """Yield every sample of the four experiments."""
         k, half = self.k, max(self.k // 2, 1)
-        splits = ((k, burst_bytes), (k, 4 * burst_bytes), (half, burst_bytes * k // half))
-        for k_split, b in self.repeated(splits):
-            yield from self.train("zero-gap", k_split, b, 0.0, N_ZERO_GAP_BURSTS)
+        splits = []
+        for k_split, b in ((k, burst_bytes), (k, 4 * burst_bytes), (half, burst_bytes * k // half)):
+            splits.append((k_split, b, (yield from self.bursts_to_fill(k_split, b))))
+        for k_split, b, n in self.repeated(splits):
+            yield from self.train("zero-gap", k_split, b, 0.0, n)
         # Splits that do not fill the path are slower, and none is faster than it drains.
         drain = max(s.n_producers * s.burst_bytes / s.value_s for s in self.samples)
         largest, knee = yield from self.find_knee(max(burst_bytes // 64, 64), drain)
@@ -141,7 +144,8 @@ class _Protocol:
         for b in self.repeated(past):
             yield from self.train("isolated", k, b, 0.0, 1)
         gap = 3 * k * knee / drain
-        for b in self.repeated([int(knee * share) for share in (0.1, 0.2, 0.3, 0.4)]):
+        below = min(0.4 * knee, burst_bytes)  # t0 is lost in the spans of much larger ones
+        for b in self.repeated([int(below * share) for share in (0.25, 0.5, 0.75, 1.0)]):
             yield from self.train("plateau", k, b, gap, N_PLATEAU_BURSTS)
         for wait in (0.0, gap):
             yield from self.train("control", k, int(knee), wait, N_PLATEAU_BURSTS, "local")
@@ -150,7 +154,21 @@ class _Protocol:
                 b = int(share * knee * k / fewer)
                 yield from self.train("fewer producers", fewer, b, 0.0, 1)
         # The first train once more shows drift.
-        yield from self.train("zero-gap", k, burst_bytes, 0.0, N_ZERO_GAP_BURSTS)
+        yield from self.train("zero-gap", k, burst_bytes, 0.0, splits[0][2])
+
+    def bursts_to_fill(self, k: int, b: int) -> Generator[Sample, None, int]:
+        """Double a zero-gap train until its second half no longer sees buffers fill.
+
+        While the path and the destination's buffer fill up, bursts are accepted faster than R.
+        """
+        n = N_ZERO_GAP_BURSTS
+        period = yield from self.train("filling", k, b, 0.0, n)
+        while n < MOST_ZERO_GAP_BURSTS:
+            longer = yield from self.train("filling", k, b, 0.0, 2 * n)
+            if longer < STEADY_RATIO * period:
+                break
+            n, period = 2 * n, longer
+        return n
 
     def repeated(self, settings: Sequence[T]) -> Iterator[T]:
         """Yield the settings once for each repeat the time limit allows."""
@@ -199,8 +217,8 @@ class _Protocol:
                               n_bursts=n, n_gpus=machine.full_rate_gpus)
         record = self.device.measure(build(workload, machine, stores=stores),
                                      seed=len(self.samples))
-        key = {"zero-gap": "period_s", "plateau": "issue_s", "control": "issue_s"}.get(
-            experiment, "accepted_s")
+        key = {"filling": "period_s", "zero-gap": "period_s",
+               "fewer producers": "accepted_s"}.get(experiment, "issue_s")
         value = record.summary[key]
         if not (math.isfinite(value) and value > 0):
             raise XStageError(f"calibration: {experiment} trains of {k} x {b} bytes have no "

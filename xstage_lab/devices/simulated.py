@@ -144,7 +144,7 @@ class SimulatedDevice:
         fewest = max(self.chunks_per_tile, min(CHUNKS_OF_SHORT_RUNS // rows.size, 256))
         limit = min(self.machine.link.per_sm_capacity_bytes,
                     self.machine.link.path_capacity_bytes / program.n_ctas,
-                    self.machine.link.credit_bytes) / 8
+                    self.machine.link.credit_bytes / 32) / 8
         n = np.maximum(fewest, np.ceil(rows["store_bytes"] / limit))
         n = np.minimum(np.minimum(n, rows["store_bytes"]), 4096)
         return np.where(rows["store_bytes"] > 0, n, 0).astype(np.int64)

@@ -20,7 +20,7 @@ from xstage_lab.law.bursts import (
     period,
 )
 
-IN_STEP_WAVES = 4  # periods at depth 1 until SMs have drifted apart
+IN_STEP_WAVES = 5  # periods at depth 1 until SMs have drifted apart
 # Ratios of computing to draining one owner's tiles at which whole maps are worked out.
 INCAST_RATIOS = np.geomspace(1e-4, 1e4, 321)
 REGIMES = ("compute-bound", "issue-bound", "drain-bound", "capacity-bound")
@@ -118,8 +118,11 @@ def staged_tiles(run: TileRun) -> Staged:
             np.where(full > 0, drained(full * k * per_tile, first) + rest(waves - full), 0.0)),
         drained(last_wave, last_start) + after,
     ))
-    in_step = _in_step(storing_waves, mma, issue, t0, k * per_tile, drain, held)
-    bounds[:3] += np.where(serial & (volume > 0), in_step, 0.0)
+    wave = np.minimum(k, storing) * per_tile
+    in_step = np.where(serial & (volume > 0), np.clip(storing_waves, 0, IN_STEP_WAVES), 0.0)
+    # Computing and issuing lose no more than at the drain rate that just keeps up with them.
+    bounds[:2] += in_step * _in_step(mma, issue, t0, wave, np.maximum(drain, wave / step), held)
+    bounds[2] += np.maximum(in_step - 1, 0) * _in_step(mma, issue, t0, wave, drain, held)
     accepted = bounds.max(axis=0)
     arrived = np.where(volume > 0, np.maximum(first + volume / drain,
                                               last_start + last_wave / drain), 0.0)
@@ -133,16 +136,15 @@ def staged_tiles(run: TileRun) -> Staged:
                   _stall_ratio(accepted, waves, mma, issue, depth, steady), bounds)
 
 
-def _in_step(waves: Floats, mma: Floats, issue: Floats, latency: Floats, volume: Floats,
-             drain: Floats, held: Floats) -> Floats:
-    """Time lost at depth 1 while SMs still compute and store in step.
+def _in_step(mma: Floats, issue: Floats, latency: Floats, volume: Floats, drain: Floats,
+             held: Floats) -> Floats:
+    """Time a wave loses at depth 1 while SMs still compute and store in step.
 
     They start together, as producers in lockstep, and drift apart within 5 to 20 tiles; a
     handful of periods is as long as lockstep makes them.
     """
     together = mma + lockstep_issue_time(mma, issue, volume, drain, held, latency)
-    return np.clip(waves - 1, 0, IN_STEP_WAVES) * np.maximum(
-        together - period(mma, issue, volume, drain), 0.0)
+    return np.maximum(together - period(mma, issue, volume, drain), 0.0)
 
 
 def _issue_span(accepted: Floats, bounds: Floats, waves: Floats, mma: Floats, issue: Floats,
