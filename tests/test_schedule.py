@@ -14,8 +14,18 @@ from strategies import burst_trains, gemms, machine_of, tunings
 
 from xstage_lab.errors import Infeasible, InvalidValue, UnknownName
 from xstage_lab.record import to_plain
-from xstage_lab.schedule import BURST, GEMM_TILE, Program, Tasks, build
-from xstage_lab.spec import BurstTrain, FusedGemm, Tuning
+from xstage_lab.schedule import (
+    BURST,
+    COPY,
+    GEMM_TILE,
+    LINEAR_1,
+    LINEAR_2,
+    QUERY_TILE,
+    Program,
+    Tasks,
+    build,
+)
+from xstage_lab.spec import BurstTrain, FusedGemm, MoELayer, Tuning, UlyssesAttention
 
 MACHINE = machine_of(n_sms=24)
 TILE_FIELDS = ["m0", "n0", "m", "n", "k", "flop", "store_bytes", "panel", "panel_bytes"]
@@ -224,3 +234,106 @@ def test_owners_of_many_gpus() -> None:
         train = BurstTrain(n_producers=1, burst_bytes=1, gap_s=0.0, n_bursts=1, n_gpus=n_gpus)
         program = build(train, machine_of(max_gpus=n_gpus))
         assert all(0 <= tasks["owner"][0] < n_gpus for tasks in program.tasks)
+
+
+moe_layers = st.builds(
+    lambda per_gpu, **kw: MoELayer(**kw, experts=per_gpu * kw["n_gpus"]),
+    per_gpu=st.integers(2, 5), tokens=st.integers(1, 300), hidden=st.integers(1, 300),
+    intermediate=st.integers(1, 200), top_k=st.integers(1, 2), n_gpus=st.integers(1, 4),
+    order=st.sampled_from(["wave", "interleaved"]),
+    routing=st.sampled_from(["balanced", "zipf:0.7", "zipf:3"]))
+attentions = st.builds(
+    lambda per_gpu, **kw: UlyssesAttention(**kw, heads=per_gpu * kw["n_gpus"]),
+    per_gpu=st.integers(1, 3), sequence=st.integers(4, 700), head_dim=st.sampled_from([64, 128]),
+    n_gpus=st.integers(1, 4), causal=st.booleans(), n_comm_sms=st.integers(1, 23),
+    mode=st.sampled_from(["fused", "serial", "dedicated"]))
+SMALL_TILE = Tuning(tile_m=64, tile_n=64, n_stages=2)
+
+
+@given(moe=moe_layers)
+def test_an_moe_layer_is_computed_and_combined_whole(moe: MoELayer) -> None:
+    """All rows' FLOPs are done once, every row of every expert is combined, and what Linear-2
+    stores goes to the GPUs in turn."""
+    program = build(moe, MACHINE, SMALL_TILE)
+    assert sum(int(t["flop"].sum()) for t in program.tasks) == moe.flop
+    for gpu, tasks in enumerate(program.tasks):
+        second = tasks[tasks["kind"] == LINEAR_2]
+        assert second["store_bytes"].sum() == moe.gpu_rows[gpu] * moe.hidden * 2
+        to_each = np.bincount(second["owner"], minlength=moe.n_gpus)
+        assert to_each.max() - to_each.min() <= 1
+        first = tasks[tasks["kind"] == LINEAR_1]
+        assert (first["owner"] == gpu).all()
+
+
+@given(moe=moe_layers)
+def test_linear_2_follows_all_of_its_linear_1(moe: MoELayer) -> None:
+    """A tile of Linear-2 waits for exactly the Linear-1 tiles of its rows, which come earlier."""
+    for tasks in build(moe, MACHINE, SMALL_TILE).tasks:
+        first, second = (np.flatnonzero(tasks["kind"] == kind) for kind in (LINEAR_1, LINEAR_2))
+        for row in second[::7]:
+            task = tasks[row]
+            needed = first[tasks["signals"][first] == task["waits_for"]]
+            assert needed.size == task["wait_count"] == -(-2 * moe.intermediate // 64)
+            assert needed.max() < row
+            assert set(tasks["group"][needed]) == {task["group"]}
+            assert set(tasks["m0"][needed]) == {task["m0"]}
+
+
+@given(moe=moe_layers)
+def test_orders_permute_and_change_nothing_else(moe: MoELayer) -> None:
+    """Interleaving is another order of the same tiles."""
+    tasks = (build(dataclasses.replace(moe, order=order), MACHINE, SMALL_TILE).tasks
+             for order in ("wave", "interleaved"))
+    for ours, theirs in zip(*tasks, strict=True):
+        assert (np.sort(ours) == np.sort(theirs)).all()
+
+
+def test_interleaving_keeps_its_lead() -> None:
+    """When a block's Linear-2 begins, Linear-1 is ahead by the lead, or has ended."""
+    moe = MoELayer(tokens=1024, hidden=256, intermediate=128, experts=8, top_k=2, n_gpus=2,
+                   order="interleaved", min_lead_rows=300)
+    tasks = build(moe, MACHINE, SMALL_TILE).tasks[0]
+    first = tasks["kind"] == LINEAR_1
+    done = np.cumsum(np.where(first & (tasks["n0"] == 0), tasks["m"], 0))
+    combined = np.cumsum(np.where(~first & (tasks["n0"] == 0), tasks["m"], 0))
+    starts = ~first & (tasks["n0"] == 0)
+    ahead = (done - (combined - tasks["m"]))[starts]
+    assert ((ahead >= 300) | (done[starts] == moe.gpu_rows[0])).all()
+    assert (ahead < 300 + 64).all()
+
+
+@given(attention=attentions)
+def test_attention_is_computed_and_sent_whole(attention: UlyssesAttention) -> None:
+    """Every query of every head is computed once, and its output reaches who owns the row, once,
+    in every mode and however the sequence divides."""
+    for gpu, tasks in enumerate(build(attention, MACHINE, SMALL_TILE).tasks):
+        computed = tasks[tasks["kind"] == QUERY_TILE]
+        assert computed["flop"].sum() == attention.flop
+        assert computed["store_bytes"].sum() == attention.store_bytes
+        sent = tasks[tasks["owner"] != gpu]
+        if attention.mode != "fused":
+            assert (sent["kind"] == COPY).all()
+        elements = attention.head_dim * attention.heads // attention.n_gpus
+        for owner in set(range(attention.n_gpus)) - {gpu}:
+            low, high = attention.shard_rows(owner)
+            mine = sent[sent["owner"] == owner]
+            assert mine["store_bytes"].sum() == (high - low) * elements * 2
+            assert (mine["m0"] >= low).all()
+            assert (mine["m0"] + mine["m"] <= high).all()
+
+
+@pytest.mark.parametrize("mode", ["serial", "dedicated"])
+def test_nothing_is_sent_before_it_is_computed(mode: str) -> None:
+    """A copy waits for its tile, or for all of them, and dedicated SMs do nothing else."""
+    attention = UlyssesAttention(sequence=500, heads=8, n_gpus=4, mode=mode, n_comm_sms=3)
+    program = build(attention, MACHINE, SMALL_TILE)
+    for tasks in program.tasks:
+        copies = np.flatnonzero(tasks["kind"] == COPY)
+        assert copies.size
+        for row in copies:
+            raised = tasks[tasks["signals"] == tasks["waits_for"][row]]
+            assert raised.size == tasks["wait_count"][row] == (1 if mode == "dedicated" else 8 * 2)
+            assert mode == "serial" or (raised["m0"] == tasks["m0"][row]).all()
+        if mode == "dedicated":
+            assert set(copies % 24) <= {21, 22, 23}
+            assert (np.flatnonzero(tasks["kind"] == QUERY_TILE) % 24 < 21).all()

@@ -12,7 +12,7 @@ from xstage_lab import law
 from xstage_lab.analysis.calibration import Calibration
 from xstage_lab.analysis.tilings import lanes_used, staged_gemm, t_mma_roofline
 from xstage_lab.devices.base import Device
-from xstage_lab.errors import require_number
+from xstage_lab.errors import Infeasible, require_number
 from xstage_lab.record import provenance
 from xstage_lab.schedule import build, parameters
 from xstage_lab.spec import (
@@ -89,8 +89,10 @@ def predict(
         require_number("t_mma_s", t_mma_s, low=0.0, open_low=True, unit="s")
     if isinstance(workload, BurstTrain):
         parts = _burst(workload, machine, calibration)
-    else:
+    elif isinstance(workload, FusedGemm):
         parts = _gemm(workload, machine, calibration, tuning or Tuning(), t_mma_s)
+    else:
+        raise Infeasible(f"{type(workload).__name__} cannot be predicted yet.")
     if isinstance(workload, BurstTrain):
         tuning, n_ctas = None, workload.n_producers
     else:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from xstage_lab.errors import Infeasible
 from xstage_lab.record import Record
 from xstage_lab.schedule import Program
-from xstage_lab.spec import MachineSpec
+from xstage_lab.spec import FusedGemm, MachineSpec
 
 
 class Capabilities(NamedTuple):
@@ -60,3 +61,17 @@ class Device(Protocol):
             If the program cannot run here, with the reason and the way out.
         """
         ...
+
+
+def gemm_of(program: Program, device: str) -> FusedGemm:
+    """Return the fused GEMM of a program, for devices whose kernel computes nothing else.
+
+    Raises
+    ------
+    Infeasible
+        Naming the device, the workload, and where it runs.
+    """
+    if not isinstance(program.workload, FusedGemm):
+        raise Infeasible(f"the {device} device does not run {type(program.workload).__name__}, "
+                         "only burst trains and fused GEMMs; use the simulated device.")
+    return program.workload

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from xstage_lab.devices import cuda_gpus
-from xstage_lab.devices.base import Capabilities
+from xstage_lab.devices.base import Capabilities, gemm_of
 from xstage_lab.devices.cuda_bursts import (
     N_THREADS,
     BurstRun,
@@ -141,7 +141,7 @@ class CudaDevice:
             if isinstance(program.workload, BurstTrain):
                 tiles, more, about = self._bursts(program, used)
             else:
-                tiles, more, about = self._gemm(program, program.workload, used)
+                tiles, more, about = self._gemm(program, gemm_of(program, self.name), used)
         run = dataclasses.replace(program, tasks=program.tasks[:self._n_run(program)])
         return Record(
             summary=summarize(tiles, run) | more, tiles=tiles, parameters=program.parameters(),

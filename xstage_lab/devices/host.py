@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xstage_lab import reference
-from xstage_lab.devices.base import Capabilities
+from xstage_lab.devices.base import Capabilities, gemm_of
 from xstage_lab.devices.tile_checks import check_flags, operand, tiles_of
 from xstage_lab.errors import Infeasible, require_choice, require_number
 from xstage_lab.kernels import burst_gap, fused_tiles
@@ -103,7 +103,7 @@ class HostDevice:
         if isinstance(program.workload, BurstTrain):
             digest = self._run_bursts(program, used)
         else:
-            digest = self._run_gemm(program, program.workload, used)
+            digest = self._run_gemm(program, gemm_of(program, self.name), used)
         remote = sum(map(program.remote_bytes, range(program.n_gpus))) / program.n_gpus
         return Record(
             summary={**dict.fromkeys(SUMMARY_KEYS, math.nan), "remote_bytes": remote},

@@ -18,7 +18,7 @@ from xstage_lab.devices.weight_cache import missed_bytes
 from xstage_lab.errors import UnknownFact, XStageError, require_number
 from xstage_lab.record import TILE, Record, Tiles, provenance, summarize
 from xstage_lab.schedule import Program, Tasks
-from xstage_lab.spec import BurstTrain, MachineSpec
+from xstage_lab.spec import BurstTrain, MachineSpec, MoELayer, UlyssesAttention
 
 _NEEDED = ("egress_bytes_per_s", "ingress_bytes_per_s", "per_sm_bytes_per_s", "issue_latency_s",
            "path_capacity_bytes", "per_sm_capacity_bytes", "credit_bytes", "credit_latency_s")
@@ -242,6 +242,11 @@ def is_balanced(program: Program) -> bool:
     Round-robin owners differ by a tile at most; rows may not divide evenly among owners.
     """
     workload = program.workload
+    if isinstance(workload, MoELayer):
+        rows = workload.expert_rows.reshape(workload.n_gpus, -1)
+        return bool((rows == rows[0]).all())
+    if isinstance(workload, UlyssesAttention):
+        return not workload.causal and workload.sequence % workload.n_gpus == 0
     if isinstance(workload, BurstTrain) or workload.destinations == "round-robin":
         return True
     stored = {program.remote_bytes(gpu) for gpu in range(program.n_gpus)}

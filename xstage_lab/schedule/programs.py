@@ -14,11 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xstage_lab.errors import Infeasible, require_choice
+from xstage_lab.schedule import attention, moe
+from xstage_lab.schedule.tasks import BURST, GEMM_TILE, Tasks, empty_tasks
 from xstage_lab.spec import (
     DTYPE_BYTES,
     BurstTrain,
     FusedGemm,
     MachineSpec,
+    MoELayer,
     Tuning,
     Workload,
     check_feasible,
@@ -26,27 +29,6 @@ from xstage_lab.spec import (
 
 MAX_TASKS = 2**24  # about 1 GB of rows
 STORES = ("remote", "off", "local")
-BURST, GEMM_TILE = 0, 1
-
-TASK = np.dtype([
-    ("kind", np.int8),          # BURST or GEMM_TILE
-    ("m0", np.int32),           # first output row and column of the tile
-    ("n0", np.int32),
-    ("m", np.int32),            # extent, edge tiles are smaller
-    ("n", np.int32),
-    ("k", np.int32),
-    ("flop", np.int64),
-    ("gap_s", np.float64),      # work of fixed duration before the stores (burst trains)
-    ("store_bytes", np.int64),
-    ("owner", np.int16),        # destination GPU
-    ("waits_for", np.int32),    # counter that must reach wait_count before the task, -1 none
-    ("wait_count", np.int32),
-    ("signals", np.int32),      # counter the task raises by one once its stores are accepted
-    ("panel", np.int32),        # weight panel read, -1 none
-    ("panel_bytes", np.int64),
-])
-
-Tasks = NDArray[np.void]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,11 +91,11 @@ def build(
 
     Parameters
     ----------
-    workload : BurstTrain or FusedGemm
+    workload : BurstTrain, FusedGemm, MoELayer or UlyssesAttention
     machine : MachineSpec
         Gives the SM count and the limits.
     tuning : Tuning, optional
-        For a fused GEMM; the default tuning if left out.
+        For all but burst trains; the default tuning if left out.
     stores : str
         `remote`; `local` sends every store to the GPU's own memory; `off` computes only.
 
@@ -124,46 +106,53 @@ def build(
     """
     require_choice("stores", stores, STORES)
     check_feasible(workload, machine, tuning)
-    _check_size(workload, tuning or Tuning())
+    used = tuning or Tuning()
+    n_tasks = count_tasks(workload, used) * workload.n_gpus
+    if n_tasks > MAX_TASKS:
+        raise Infeasible(f"the program would have {n_tasks:,} tasks on {workload.n_gpus} GPUs; "
+                         f"allowed: up to {MAX_TASKS:,}. Take fewer bursts or tokens, a larger "
+                         "tile, or a smaller m and n.")
     if isinstance(workload, BurstTrain):
-        tasks = tuple(_burst_tasks(workload, gpu) for gpu in range(workload.n_gpus))
-        n_ctas, depth, used = workload.n_producers, 1, None
+        n_ctas, depth = workload.n_producers, 1
     else:
-        used = tuning or Tuning()
-        tasks = tuple(_gemm_tasks(workload, used, gpu) for gpu in range(workload.n_gpus))
         n_ctas, depth = used.n_ctas or machine.n_sms, used.issue_depth
+    tasks = tuple(_tasks_of(workload, used, n_ctas, gpu) for gpu in range(workload.n_gpus))
     for gpu, rows in enumerate(tasks):
         if stores == "local":
             rows["owner"] = gpu
         elif stores == "off":
             rows["store_bytes"] = 0
-    return Program(workload=workload, tuning=used, tasks=tasks, n_ctas=n_ctas,
-                   issue_depth=depth, stores=stores)
+    return Program(workload=workload, tuning=None if isinstance(workload, BurstTrain) else used,
+                   tasks=tasks, n_ctas=n_ctas, issue_depth=depth, stores=stores)
 
 
-def _check_size(workload: Workload, tuning: Tuning) -> None:
-    """Refuse programs that would not fit in memory."""
+def count_tasks(workload: Workload, tuning: Tuning) -> int:
+    """Tasks of one GPU of `workload`, the largest over GPUs; about, where SMs only send."""
     if isinstance(workload, BurstTrain):
-        n_tasks, remedy = workload.n_producers * workload.n_bursts, "fewer bursts"
-    else:
-        n_tasks = -(-workload.m // tuning.tile_m) * -(-workload.n // tuning.tile_n)
-        remedy = "a larger tile or a smaller m and n"
-    n_tasks *= workload.n_gpus
-    if n_tasks > MAX_TASKS:
-        raise Infeasible(f"the program would have {n_tasks:,} tasks on {workload.n_gpus} GPUs; "
-                         f"allowed: up to {MAX_TASKS:,}. Take {remedy}.")
+        return workload.n_producers * workload.n_bursts
+    if isinstance(workload, FusedGemm):
+        return -(-workload.m // tuning.tile_m) * -(-workload.n // tuning.tile_n)
+    if isinstance(workload, MoELayer):
+        held = workload.expert_rows.reshape(workload.n_gpus, -1)
+        n_blocks = int((-(-held // tuning.tile_m)).sum(axis=1).max())
+        return n_blocks * sum(moe.tiles_per_block(workload, tuning))
+    n_tiles = -(-workload.sequence // tuning.tile_m) + workload.n_gpus
+    return 2 * n_tiles * workload.heads // workload.n_gpus
 
 
-def _empty_tasks(n_rows: int, kind: int) -> Tasks:
-    rows = np.zeros(n_rows, TASK)
-    rows["kind"] = kind
-    rows["waits_for"] = rows["signals"] = rows["panel"] = -1
-    return rows
+def _tasks_of(workload: Workload, tuning: Tuning, n_ctas: int, gpu: int) -> Tasks:
+    if isinstance(workload, BurstTrain):
+        return _burst_tasks(workload, gpu)
+    if isinstance(workload, FusedGemm):
+        return _gemm_tasks(workload, tuning, gpu)
+    if isinstance(workload, MoELayer):
+        return moe.tasks_of(workload, tuning, n_ctas, gpu)
+    return attention.tasks_of(workload, tuning, n_ctas, gpu)
 
 
 def _burst_tasks(train: BurstTrain, gpu: int) -> Tasks:
     burst, producer = np.divmod(np.arange(train.n_bursts * train.n_producers), train.n_producers)
-    rows = _empty_tasks(burst.size, BURST)
+    rows = empty_tasks(burst.size, BURST)
     rows["gap_s"] = np.where(burst > 0, train.gap_s, 0.0)
     rows["store_bytes"] = train.burst_bytes
     peers = max(train.n_gpus - 1, 1)
@@ -178,7 +167,7 @@ def _burst_tasks(train: BurstTrain, gpu: int) -> Tasks:
 def _gemm_tasks(gemm: FusedGemm, tuning: Tuning, gpu: int) -> Tasks:
     n_rows, n_cols = -(-gemm.m // tuning.tile_m), -(-gemm.n // tuning.tile_n)
     row, col = np.divmod(np.arange(n_rows * n_cols), n_cols)
-    tasks = _empty_tasks(row.size, GEMM_TILE)
+    tasks = empty_tasks(row.size, GEMM_TILE)
     tasks["m0"], tasks["n0"] = row * tuning.tile_m, col * tuning.tile_n
     tasks["m"] = np.minimum(tuning.tile_m, gemm.m - tasks["m0"])
     tasks["n"] = np.minimum(tuning.tile_n, gemm.n - tasks["n0"])

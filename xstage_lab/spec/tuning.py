@@ -1,0 +1,93 @@
+"""How a fused kernel is cut and staged, and what a machine can run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xstage_lab.errors import Infeasible, InvalidValue, require_number
+from xstage_lab.spec.attention import UlyssesAttention
+from xstage_lab.spec.machine import MachineSpec
+from xstage_lab.spec.moe import MoELayer
+from xstage_lab.spec.workloads import DTYPE_BYTES, BurstTrain, FusedGemm, make_plain
+
+Workload = BurstTrain | FusedGemm | MoELayer | UlyssesAttention
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """How a fused kernel is cut and staged.
+
+    Attributes
+    ----------
+    tile_m, tile_n, tile_k : int
+        Output tile and depth of one operand stage, elements. Of attention: queries of a tile,
+        and keys of one operand stage; `tile_k` has no part in it.
+    issue_depth : int
+        Output tiles an SM may hold between the start of a tile's MMA and the acceptance of
+        its last store. Depth 1 serialises compute and issue; depth D needs D - 1 staging slots.
+    n_stages : int
+        Operand stages in shared memory.
+    n_ctas : int or None
+        Persistent CTAs on each GPU, one per SM; None takes all SMs.
+    """
+
+    tile_m: int = 128
+    tile_n: int = 128
+    tile_k: int = 64
+    issue_depth: int = 2
+    n_stages: int = 3
+    n_ctas: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, high in (("tile_m", 4096), ("tile_n", 4096), ("tile_k", 4096),
+                           ("issue_depth", 64), ("n_stages", 64)):
+            require_number(name, getattr(self, name), low=1, high=high, integer=True)
+        if self.n_ctas is not None:
+            require_number("n_ctas", self.n_ctas, low=1, high=100_000, integer=True,
+                           remedy="Leave it out to use every SM.")
+        make_plain(self)
+
+    def smem_bytes(self, workload: FusedGemm | MoELayer | UlyssesAttention) -> int:
+        """Shared memory of one CTA: staging slots plus operand stages, bytes."""
+        element = DTYPE_BYTES[workload.dtype]
+        if isinstance(workload, UlyssesAttention):
+            n, queries = workload.head_dim, self.tile_m * workload.head_dim
+            operands = queries + 2 * self.n_stages * self.tile_n * n  # keys and values
+        else:
+            n = self.tile_n
+            operands = self.n_stages * (self.tile_m + self.tile_n) * self.tile_k
+        slots = (self.issue_depth - 1) * self.tile_m * n
+        return slots * DTYPE_BYTES[workload.out_dtype] + operands * element
+
+
+def check_feasible(workload: Workload, machine: MachineSpec, tuning: Tuning | None = None) -> None:
+    """Raise `Infeasible` or `InvalidValue` where `machine` cannot run the configuration.
+
+    The message names the limit, the value asked for, and what fits.
+    """
+    if workload.n_gpus > machine.max_gpus:
+        raise InvalidValue("n_gpus", workload.n_gpus, f"1 to {machine.max_gpus}", "GPUs",
+                           f"{machine.name} has {machine.max_gpus} in a node.")
+    if isinstance(workload, BurstTrain):
+        if workload.n_producers > machine.n_sms:
+            raise InvalidValue("n_producers", workload.n_producers, f"1 to {machine.n_sms}",
+                               "CTAs", f"{machine.name} has {machine.n_sms} SMs, and producers "
+                               "that are not co-resident would wait for each other forever.")
+        return
+    tuning = tuning or Tuning()
+    if tuning.n_ctas is not None and tuning.n_ctas > machine.n_sms:
+        raise InvalidValue("n_ctas", tuning.n_ctas, f"1 to {machine.n_sms}", "CTAs",
+                           f"{machine.name} has {machine.n_sms} SMs and a persistent kernel "
+                           "needs all its CTAs co-resident.")
+    if isinstance(workload, UlyssesAttention) and workload.mode == "dedicated":
+        n_ctas = tuning.n_ctas or machine.n_sms
+        require_number("n_comm_sms", workload.n_comm_sms, low=1, high=n_ctas - 1, unit="SMs",
+                       integer=True, remedy="Some SMs must be left to compute.")
+    needed, limit = tuning.smem_bytes(workload), machine.smem_per_cta_bytes
+    if needed > limit:  # an unknown (NaN) limit excludes nothing
+        raise Infeasible(
+            f"tile {tuning.tile_m}x{tuning.tile_n}x{tuning.tile_k} with issue_depth = "
+            f"{tuning.issue_depth} needs {needed / 1024:.0f} KiB of shared memory per CTA, "
+            f"{tuning.n_stages} operand stages and {tuning.issue_depth - 1} staging slots; "
+            f"{machine.name} allows {limit / 1024:.0f} KiB. Take a smaller tile, fewer stages "
+            "or a smaller depth.")
