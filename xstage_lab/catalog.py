@@ -11,13 +11,13 @@ import functools
 import math
 import re
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from xstage_lab import units
 from xstage_lab.datafiles import data_path
 from xstage_lab.errors import FileRejected, UnknownFact, UnknownName, require_number
 from xstage_lab.machinefile import load_user_file as load_user_file
-from xstage_lab.spec import LinkSpec, MachineSpec
+from xstage_lab.spec import LinkSpec, MachineSpec, MoELayer, UlyssesAttention
 from xstage_lab.tables import UNITS, scaled
 from xstage_lab.tables import table as table
 
@@ -151,6 +151,45 @@ def constants() -> dict[str, float]:
         scale, suffix = UNITS.get(unit, (1.0, unit))
         found[f"{row['quantity']}_{suffix}"] = scaled(float(row["value"]), scale)
     return found
+
+
+def moe_models() -> dict[str, MoELayer]:
+    """Return the models of `data/moe_models.csv` by name, with one token on each of 8 GPUs."""
+    return {str(row["model"]): MoELayer(
+        tokens=1, hidden=int(row["hidden"]), intermediate=int(row["moe_intermediate"]),
+        experts=int(row["experts"]), top_k=int(row["top_k"])) for row in table("moe_models")}
+
+
+def moe_layer(model: str, tokens: int, **fields: Any) -> MoELayer:
+    """Return the expert layers of a model of `moe_models()` for `tokens` on each GPU.
+
+    Raises
+    ------
+    UnknownName, InvalidValue
+        With the nearest names; or what of `fields` is impossible.
+    """
+    return dataclasses.replace(_pick("MoE model", model, moe_models()), tokens=tokens, **fields)
+
+
+def attention_models() -> dict[str, UlyssesAttention]:
+    """Return the models of `data/attention_models.csv` by name, on one GPU.
+
+    Their heads need not divide over the GPUs of a node.
+    """
+    return {str(row["model"]): UlyssesAttention(
+        sequence=int(row["sequence_tokens"]), heads=int(row["heads"]),
+        head_dim=int(row["head_dim"]), n_gpus=1) for row in table("attention_models")}
+
+
+def attention(model: str, **fields: Any) -> UlyssesAttention:
+    """Return the attention of a model of `attention_models()`, with other `fields`.
+
+    Raises
+    ------
+    UnknownName, InvalidValue
+        With the nearest names; or what of `fields` is impossible.
+    """
+    return dataclasses.replace(_pick("attention model", model, attention_models()), **fields)
 
 
 def with_assumptions(machine: MachineSpec) -> MachineSpec:
