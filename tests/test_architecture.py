@@ -52,6 +52,7 @@ PARTS = (
     part("parallel"),
     part("experiment", "numpy"),
     part("analysis", "numpy scipy"),
+    part("paper", "numpy scipy"),
     part("recording_plan", "numpy"),
     part("recording_checks"),
     part("recording"),

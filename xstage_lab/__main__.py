@@ -77,6 +77,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_machine(record)
     record.add_argument("--producers", type=_number, help="of sockets: processes that store")
     record.add_argument("--minutes", type=_number, default=5, help="time for all (default 5)")
+    paper = verb("paper", command.paper, "published numbers beside the law and the model")
+    paper.add_argument("--table", metavar="NAME", help="one table (default: all of them)")
     demo = verb("demo", command.demo, "the whole way once, without a browser")
     demo.add_argument("--out", default="demo-figures", help="folder for the figures")
     verb("doctor", command.doctor, "what this computer has and lacks for the lab")

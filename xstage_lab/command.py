@@ -136,6 +136,12 @@ def record(options: argparse.Namespace) -> Result:
     return recording.index, [*lines, f"All of it is in {options.out}."]
 
 
+def paper(options: argparse.Namespace) -> Result:
+    """Set published numbers beside what the law and the simulated device give."""
+    from xstage_lab.paper.verb import show
+    return show(options.table)
+
+
 def doctor(options: argparse.Namespace) -> Result:
     """Say what this computer has and lacks."""
     from xstage_lab import doctor as examination

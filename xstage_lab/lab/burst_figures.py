@@ -51,8 +51,8 @@ def volumes(picture: BurstPicture, n: int) -> Floats:
 def knee_bytes(picture: BurstPicture) -> float:
     """Return the burst from which issue waits for the link: (V - R V/(K r_SM))+ = Q (bytes)."""
     _, drain, capacity = picture.path()
-    spared = 1.0 - drain / (picture.train.n_producers * picture.calibration.per_sm_bytes_per_s)
-    return capacity / spared if spared > 0 else math.nan
+    return float(law.isolated_knee(picture.train.n_producers,
+                                   picture.calibration.per_sm_bytes_per_s, drain, capacity))
 
 
 def issue_time(plot: plots.IssueGap, picture: BurstPicture) -> list[Record]:

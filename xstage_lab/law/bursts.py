@@ -100,6 +100,20 @@ def isolated_issue_time(
     return np.maximum(free, latency + (volume - held) / drain)
 
 
+def isolated_knee(
+    n_producers: ArrayLike, per_sm_bytes_per_s: ArrayLike, drain_bytes_per_s: ArrayLike,
+    capacity_bytes: ArrayLike,
+) -> Floats:
+    """Volume of a burst into an empty path from which on its issue is blocked (bytes).
+
+    Where (V - R V / (K r_SM))+ = Q; NaN where the path drains as fast as K producers issue.
+    """
+    k, rate, drain, held = floats(
+        n_producers, per_sm_bytes_per_s, drain_bytes_per_s, capacity_bytes)
+    left = 1.0 - drain / (k * rate)
+    return np.where(left > 0, held / np.where(left > 0, left, 1.0), np.nan)
+
+
 def is_free(
     gap_s: ArrayLike, issue_free_s: ArrayLike, volume_bytes: ArrayLike,
     drain_bytes_per_s: ArrayLike, capacity_bytes: ArrayLike, issue_latency_s: ArrayLike = 0.0,

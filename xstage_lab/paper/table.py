@@ -1,0 +1,84 @@
+"""One table of published numbers: rows, where each number comes from, and how far it is off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from xstage_lab.units import text
+
+X_STAGE = "as reported by X-Stage (arXiv 2607.23264 v1, via public notes)"
+CELL_DIGITS = 4  # what most of the published figures have
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Published numbers beside what the law and the simulated device give for them.
+
+    Attributes
+    ----------
+    name, title : str
+    source : str
+        Who measured the published numbers, and whether they were read second-hand.
+    rows : list of dict
+        Plain values in SI. A column that starts with `law`, `simulated` or `completion_coupled`
+        is what that says; all other times and rates were published. A column without a unit of
+        its own is in the unit of the row's `quantity`.
+    fitted_on : dict of str to str
+        Each parameter taken from published numbers, and the rows it was taken from.
+    summary : dict of str to float
+    notes : tuple of str
+    """
+
+    name: str
+    title: str
+    source: str
+    rows: list[dict[str, Any]]
+    fitted_on: dict[str, str]
+    summary: dict[str, float]
+    notes: tuple[str, ...] = ()
+
+
+def error_ratio(predicted: float, measured: float) -> float:
+    """Return predicted / measured - 1."""
+    return float(predicted) / float(measured) - 1.0
+
+
+def spread(name: str, errors: Iterable[float]) -> dict[str, float]:
+    """Return the median and the largest size of `errors`, as entries of a summary."""
+    size = np.abs(np.fromiter(errors, float))
+    return {f"median_{name}": float(np.median(size)), f"worst_{name}": float(size.max())}
+
+
+def lines(table: Table) -> list[str]:
+    """Return a table as lines of text for people."""
+    columns = list(dict.fromkeys(column for row in table.rows for column in row))
+    cells = [columns, *([_cell(row, column) for column in columns] for row in table.rows)]
+    told = [f"{table.name}: {table.title}", f"Published: {table.source}."]
+    told += [f"{parameter} from {rows}." for parameter, rows in table.fitted_on.items()]
+    told += ["", *_aligned(cells), ""]
+    told += [f"{name}: {text(name, value, CELL_DIGITS)}" for name, value in table.summary.items()]
+    return [*told, *table.notes]
+
+
+def _cell(row: dict[str, Any], column: str) -> str:
+    value = row.get(column)
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, str):
+        return value
+    if column.endswith("error_ratio"):
+        return f"{value:+.2%}"
+    named = column if text(column, 0.0) != "0" else str(row.get("quantity", column))
+    return text(named, value, CELL_DIGITS)
+
+
+def _aligned(cells: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in cells]
