@@ -7,11 +7,12 @@ import json
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from xstage_lab import catalog
 from xstage_lab.__main__ import main
-from xstage_lab.paper import TABLES, Table, table
+from xstage_lab.paper import TABLES, Table, stall, table
 from xstage_lab.paper.table import lines
 from xstage_lab.record import to_plain
 
@@ -71,6 +72,61 @@ def test_the_simulated_device_shows_the_constants() -> None:
     simulated = [row for row in rows_of("constants") if row.get("simulated") is not None]
     assert len(simulated) >= 8
     assert all(abs(row["simulated_error_ratio"]) < 0.01 for row in simulated)
+
+
+def test_the_published_stall_prediction_is_reproduced() -> None:
+    """Every published predicted stall is (span - t_mma)+ to the rounding of three figures."""
+    rows = rows_of("moe-stall")
+    assert len(rows) == 7
+    for row in rows:
+        assert row["reproduced"]
+        assert row["law_s"] == pytest.approx(row["stall_predicted_s"], abs=0.0151e-6)
+    over = [row["error_s"] for row in rows if row["stall_predicted_s"] > 0]
+    assert len(over) == 6
+    assert all(0.44e-6 < error < 0.83e-6 for error in over)
+
+
+def test_a_form_does_not_see_the_row_it_predicts() -> None:
+    """Changing one measured stall changes no left-out prediction of that row."""
+    published = catalog.table("xstage_moe_stall")
+    changed = published.copy()
+    changed["stall_measured_s"][2] += 1e-6
+    for form in stall.FORMS:
+        before, after = (
+            stall.fitted(form, rows).left_out_errors_s[2] + rows["stall_measured_s"][2]
+            for rows in (published, changed))
+        assert after == pytest.approx(before, abs=1e-12), form.name
+
+
+def test_fits_are_least_squares() -> None:
+    """No form fits better a little to either side of its fitted parameter."""
+    rows = catalog.table("xstage_moe_stall")
+    for form in stall.FORMS[1:]:
+        best = stall.fitted(form)
+        for factor in (0.99, 1.01):
+            other = form.stall_s(factor * best.parameter, rows["span_wave_s"],
+                                 rows["t_mma_linear2_s"]) - rows["stall_measured_s"]
+            assert np.sum(other**2) > np.sum(best.errors_s**2), form.name
+
+
+def test_waits_of_a_run_on_the_simulated_device() -> None:
+    """The mean wait over a run is what Q and the slots leave of it, and the late one is whole."""
+    rows = rows_of("moe-stall-simulated")
+    assert {row["issue_depth"] for row in rows} == {2, 3}
+    for row in rows:
+        assert row["law_s"] == pytest.approx(row["simulated_wait_s"], abs=0.02e-6)
+        if row["n_run_tiles"] >= 14:
+            assert row["simulated_wait_steady_s"] == pytest.approx(
+                row["published_form_s"], abs=0.02e-6)
+    of_depth_2 = [row["simulated_wait_s"] for row in rows[:4]]
+    assert of_depth_2 == sorted(of_depth_2)
+
+
+def test_a_long_run_waits_as_published() -> None:
+    """In an endless run the start no longer counts and the published form is left."""
+    endless = stall.run_wait(9e-6, 5e-6, 1e9, 2, 6e-6)
+    assert endless == pytest.approx(stall.published_wait(9e-6, 5e-6), rel=1e-6)
+    assert stall.run_wait(5e-6, 9e-6, 20, 2, 6e-6) == 0.0
 
 
 def test_tables_are_made_anew() -> None:

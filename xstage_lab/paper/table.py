@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +14,8 @@ from xstage_lab.units import text
 
 X_STAGE = "as reported by X-Stage (arXiv 2607.23264 v1, via public notes)"
 CELL_DIGITS = 4  # what most of the published figures have
+#: Columns in the unit of the row's `quantity`.
+OF_QUANTITY = ("published", "law", "simulated", "completion_coupled", "fitted")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +29,8 @@ class Table:
         Who measured the published numbers, and whether they were read second-hand.
     rows : list of dict
         Plain values in SI. A column that starts with `law`, `simulated` or `completion_coupled`
-        is what that says; all other times and rates were published. A column without a unit of
-        its own is in the unit of the row's `quantity`.
+        is what that says; all other times and rates were published. Columns of `OF_QUANTITY`
+        are in the unit of the row's `quantity`.
     fitted_on : dict of str to str
         Each parameter taken from published numbers, and the rows it was taken from.
     summary : dict of str to float
@@ -56,10 +60,10 @@ def spread(name: str, errors: Iterable[float]) -> dict[str, float]:
 def lines(table: Table) -> list[str]:
     """Return a table as lines of text for people."""
     columns = list(dict.fromkeys(column for row in table.rows for column in row))
-    cells = [columns, *([_cell(row, column) for column in columns] for row in table.rows)]
+    cells = [[_cell(row, column) for column in columns] for row in table.rows]
     told = [f"{table.name}: {table.title}", f"Published: {table.source}."]
     told += [f"{parameter} from {rows}." for parameter, rows in table.fitted_on.items()]
-    told += ["", *_aligned(cells), ""]
+    told += ["", *_aligned(columns, cells), ""]
     told += [f"{name}: {text(name, value, CELL_DIGITS)}" for name, value in table.summary.items()]
     return [*told, *table.notes]
 
@@ -74,11 +78,16 @@ def _cell(row: dict[str, Any], column: str) -> str:
         return value
     if column.endswith("error_ratio"):
         return f"{value:+.2%}"
-    named = column if text(column, 0.0) != "0" else str(row.get("quantity", column))
+    named = row["quantity"] if column in OF_QUANTITY else column
     return text(named, value, CELL_DIGITS)
 
 
-def _aligned(cells: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+def _aligned(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:
+    """Align cells below their columns' names, which are broken into words to save width."""
+    widths = [max(map(len, (*words.split("_"), *column)))
+              for words, column in zip(columns, zip(*cells, strict=True), strict=True)]
+    heads = [textwrap.wrap(name.replace("_", " "), width)
+             for name, width in zip(columns, widths, strict=True)]
+    stacked = itertools.zip_longest(*heads, fillvalue="")
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in cells]
+            for row in (*stacked, ["-" * width for width in widths], *cells)]
