@@ -40,6 +40,8 @@ PARTS = (
     part("catalog", "numpy"),
     part("schedule", "numpy"),
     part("record", "numpy"),
+    part("trace", "numpy"),
+    part("timings", "numpy"),
     part("database"),
     part("runlog"),
     part("law", "numpy"),

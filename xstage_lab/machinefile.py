@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from xstage_lab.errors import FileRejected, InvalidValue, UnknownName, XStageError
+from xstage_lab.errors import FileRejected, InvalidValue, XStageError
 from xstage_lab.spec import LinkSpec, MachineSpec
-from xstage_lab.tables import read_rows, scaled, to_si, without_unit
+from xstage_lab.tables import check_header, read_rows, scaled, to_si
 
 _STORE_COLUMNS = (
     "topology", "store_gb_per_s_measured", "store_gb_per_s_low", "store_gb_per_s_high",
@@ -67,7 +67,7 @@ def load_user_file(path: str | Path) -> dict[str, MachineSpec | LinkSpec]:
     """
     header, rows = read_rows(path)
     of_machines = "machine" in header
-    _check_header(path, header, MACHINE_COLUMNS if of_machines else LINK_COLUMNS)
+    check_header(path, header, MACHINE_COLUMNS if of_machines else LINK_COLUMNS, _TEXT)
     found: dict[str, MachineSpec | LinkSpec] = {}
     for number, cells in rows:
         filled = {column: cell for column, cell in zip(header, cells, strict=True) if cell}
@@ -80,25 +80,6 @@ def load_user_file(path: str | Path) -> dict[str, MachineSpec | LinkSpec]:
             )
         found[spec.name] = spec
     return found
-
-
-def _check_header(path: str | Path, header: list[str], known: tuple[str, ...]) -> None:
-    """Raise `FileRejected` for a column that is unknown, has no unit, or stands twice."""
-    known_si = {to_si(column)[0] for column in known}
-    by_bare_name = {without_unit(column): column for column in known if column not in _TEXT}
-    seen: set[str] = set()
-    for column in header:
-        si_name, where = to_si(column)[0], f"row 1, column {column!r}"
-        if si_name in seen:
-            raise FileRejected(path, "the same quantity stands in an earlier column.", where)
-        seen.add(si_name)
-        if si_name in known_si:
-            continue
-        if column in by_bare_name:
-            raise FileRejected(
-                path, f"no unit in its name; write for instance {by_bare_name[column]!r}.", where
-            )
-        raise FileRejected(path, str(UnknownName("column", column, known)), where)
 
 
 @dataclass(frozen=True)

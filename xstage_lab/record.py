@@ -243,23 +243,60 @@ def summarize(tiles: Tiles, program: Program) -> dict[str, float]:
         (`analysis.compare`); `t_mma_s` mean MMA time; `mma_busy_ratio`, `issue_busy_ratio`
         shares of SM time; `remote_bytes` per GPU, mean.
     """
+    remote = sum(map(program.remote_bytes, range(program.n_gpus))) / program.n_gpus
+    found = summarize_tiles(tiles, program.n_ctas * program.n_gpus, remote)
+    return found | ({"stall_ratio": math.nan} if program.tuning is None else {})
+
+
+def summarize_tiles(tiles: Tiles, n_sms: int, remote_bytes: float) -> dict[str, float]:
+    """Condense tiles whose program nobody knows; see `summarize`.
+
+    Parameters
+    ----------
+    n_sms : int
+        SMs of all GPUs together.
+    remote_bytes : float
+        Bytes stored to other GPUs, per GPU.
+    """
     storing = tiles[tiles["store_bytes"] > 0]
     accepted = float(tiles["issue_end_s"].max())
-    sm_time = accepted * program.n_ctas * program.n_gpus
+    sm_time = accepted * n_sms
     mma = tiles["mma_end_s"] - tiles["mma_start_s"]
     span = storing["issue_end_s"] - storing["issue_start_s"]
-    is_burst = program.tuning is None
     return {
         "accepted_s": accepted,
         "total_s": max(float(tiles["arrived_s"].max()), accepted),
         "period_s": _mean_period(storing),
         "issue_s": float(span.mean()) if span.size else math.nan,
-        "stall_ratio": math.nan if is_burst else float(tiles["slot_wait_s"].sum()) / sm_time,
+        "stall_ratio": float(tiles["slot_wait_s"].sum()) / sm_time,
         "t_mma_s": float(mma.mean()),
         "mma_busy_ratio": float(mma.sum()) / sm_time,
         "issue_busy_ratio": float(span.sum()) / sm_time,
-        "remote_bytes": sum(map(program.remote_bytes, range(program.n_gpus))) / program.n_gpus,
+        "remote_bytes": remote_bytes,
     }
+
+
+def lanes(tiles: Tiles) -> list[NDArray[np.int64]]:
+    """Return for each SM of each GPU the indices of its tiles, in the order of their MMAs."""
+    order = np.lexsort((tiles["row"], tiles["mma_start_s"], tiles["sm"], tiles["gpu"]))
+    new = (np.diff(tiles["sm"][order]) != 0) | (np.diff(tiles["gpu"][order]) != 0)
+    return np.split(order, np.flatnonzero(new) + 1)
+
+
+def slot_wait_start(tiles: Tiles) -> NDArray[np.float64]:
+    """Return when each tile's wait for a slot began (s); NaN where the wait is not known.
+
+    A kernel that takes a slot before it starts a tile waits before the MMA. One that takes it at
+    the end, for sums held in registers, waits after the MMA; that is so where the waits of the
+    record do not fit in before.
+    """
+    free = np.zeros(tiles.size)  # the end of the SM's MMA before
+    for own in lanes(tiles):
+        free[own[1:]] = tiles["mma_end_s"][own[:-1]]
+    before = tiles["mma_start_s"] - tiles["slot_wait_s"]
+    if np.any(before < free - 1e-9):
+        return np.asarray(tiles["mma_end_s"] + 0.0 * tiles["slot_wait_s"])
+    return np.asarray(before)
 
 
 def _mean_period(storing: Tiles, fewest: int = 8) -> float:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import csv
 import re
+from collections.abc import Container, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xstage_lab.datafiles import data_path
-from xstage_lab.errors import FileRejected
+from xstage_lab.errors import FileRejected, UnknownName
 
 Number = TypeVar("Number", float, NDArray[np.float64])
 
@@ -27,6 +28,7 @@ UNITS = {
     "mhz": (1e6, "hz"),
     "mib": (2.0**20, "bytes"),
     "kib": (2.0**10, "bytes"),
+    "ns": (1e-9, "s"),
     "us": (1e-6, "s"),
     "ms": (1e-3, "s"),
     "percent": (1e-2, "ratio"),
@@ -63,22 +65,37 @@ def without_unit(column: str) -> str:
     return _UNIT.sub("", column).strip("_")
 
 
-def read_rows(path: str | Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """Return the header of a CSV file and its rows, each with its number; the header is row 1.
+def read_rows(
+    path: str | Path, comments: list[str] | None = None
+) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    """Return the header of a CSV file and its rows, each with its number in the file, from 1.
 
     Cells are stripped, blank rows left out, and every row is as long as the header.
+
+    Parameters
+    ----------
+    comments : list of str, optional
+        Lines that begin with ``#`` are put here, less that sign; without it they are rows.
 
     Raises
     ------
     FileRejected
         Naming the file, the row and the reason.
     """
+    def uncommented(stream: TextIO) -> Iterator[str]:
+        for line in stream:
+            if comments is not None and line.startswith("#"):
+                comments.append(line[1:].strip())
+                line = "\n"  # so that the rows keep their numbers
+            yield line
+
     try:
         with Path(path).open(newline="", encoding="utf-8-sig") as stream:
-            lines = [[cell.strip() for cell in line] for line in csv.reader(stream, strict=True)]
+            lines = [[cell.strip() for cell in line]
+                     for line in csv.reader(uncommented(stream), strict=True)]
     except FileNotFoundError:
         raise FileRejected(path, "no such file.") from None
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, ValueError, csv.Error) as error:  # of which some concern the path itself
         raise FileRejected(path, f"cannot be read as CSV in UTF-8 ({error}).") from None
     rows = [(number, line) for number, line in enumerate(lines, 1) if any(line)]
     if len(rows) < 2:
@@ -93,6 +110,38 @@ def read_rows(path: str | Path) -> tuple[list[str], list[tuple[int, list[str]]]]
                 f"row {number}",
             )
     return header, rows[1:]
+
+
+def check_header(
+    path: str | Path, header: list[str], known: tuple[str, ...], text: Container[str] = (),
+    where: str = "row 1",
+) -> None:
+    """Raise `FileRejected` for a column that is unknown, has no unit, or stands twice.
+
+    Parameters
+    ----------
+    known : tuple of str
+        Names of columns; any unit of the same quantity will do.
+    text : container of str
+        Those of them that hold no quantity.
+    where : str
+        Where the header stands, for messages.
+    """
+    known_si = {to_si(column)[0] for column in known}
+    by_bare_name = {without_unit(column): column for column in known if column not in text}
+    seen: set[str] = set()
+    for column in header:
+        si_name, there = to_si(column)[0], f"{where}, column {column!r}"
+        if si_name in seen:
+            raise FileRejected(path, "the same quantity stands in an earlier column.", there)
+        seen.add(si_name)
+        if si_name in known_si:
+            continue
+        if column in by_bare_name:
+            raise FileRejected(
+                path, f"no unit in its name; write for instance {by_bare_name[column]!r}.", there
+            )
+        raise FileRejected(path, str(UnknownName("column", column, known)), there)
 
 
 def table(name: str) -> NDArray[np.void]:

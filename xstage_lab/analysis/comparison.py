@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from xstage_lab.analysis.explanation import explain
 from xstage_lab.analysis.prediction import Prediction
 from xstage_lab.errors import XStageError
-from xstage_lab.record import SUMMARY_KEYS, Record, Tiles
+from xstage_lab.record import SUMMARY_KEYS, Record, Tiles, lanes
 
 NEGLIGIBLE_SHARE = 0.05  # shares of time below this count as none when a regime is named
 NEGLIGIBLE_BLOCKED_SHARE = 0.1  # of the spans, where the free span is known; jitter is less
@@ -106,7 +106,7 @@ def _verdict(comparison: Comparison) -> str:
 
 
 def measured_regime(record: Record, issue_free_s: float | None = None) -> str:
-    """Name the regime from observed busy and wait shares alone; empty without per-tile times.
+    """Name the regime from observed busy and wait shares alone; empty where they are not known.
 
     Spans count as blocked by what they exceed the free one: `issue_free_s` as measured by a
     calibration, or the shortest of the record. Where the MMA role hardly ever waits for a slot
@@ -132,21 +132,21 @@ def measured_regime(record: Record, issue_free_s: float | None = None) -> str:
                   else NEGLIGIBLE_BLOCKED_SHARE * span.sum())
     if serial and blocked.sum() < negligible:
         return "compute-bound" if mma >= free.sum() else "issue-bound"
+    if not serial and math.isnan(waits):
+        return ""
     if not serial and waits < NEGLIGIBLE_SHARE * everything:
         return "capacity-bound" if _blocked_at_the_end(storing, blocked) else "compute-bound"
     if blocked.sum() < NEGLIGIBLE_SHARE * span.sum():
         return "issue-bound"
-    alone = storing.size <= np.unique(storing["sm"]).size * record.parameters.get("n_gpus", 1)
+    alone = storing.size <= len(lanes(storing))
     return "capacity-bound" if alone or _path_runs_empty(record) else "drain-bound"
 
 
 def _blocked_at_the_end(storing: Tiles, blocked: NDArray[np.float64]) -> bool:
     """Whether the last tiles of the SMs are blocked for a share of the run worth naming."""
-    sm = storing["gpu"].astype(np.int64) * 2**32 + storing["sm"]
-    order = np.lexsort((storing["issue_end_s"], sm))
-    last = np.append(np.flatnonzero(np.diff(sm[order])), sm.size - 1)
+    last = [own[-1] for own in lanes(storing)]
     end = float(storing["issue_end_s"].max())
-    return bool(blocked[order][last].mean() > NEGLIGIBLE_SHARE * end)
+    return bool(blocked[last].mean() > NEGLIGIBLE_SHARE * end)
 
 
 def _path_runs_empty(record: Record) -> bool:

@@ -21,7 +21,7 @@ from xstage_lab.plots.style import (
     add_hover,
     new_figure,
 )
-from xstage_lab.record import Record
+from xstage_lab.record import Record, slot_wait_start
 
 _LANES = {"slot wait": STALL, "issue": ISSUE, "MMA": COMPUTE}  # from the bottom up
 
@@ -76,10 +76,11 @@ class Timeline(Plot):
         if tiles is None:
             self._show("tiles", None)
         else:
-            own = tiles[(tiles["sm"] == sm) & (tiles["gpu"] == gpu)]
-            waited = own["mma_start_s"] - own["slot_wait_s"]
+            shown = (tiles["sm"] == sm) & (tiles["gpu"] == gpu)
+            own, waited = tiles[shown], slot_wait_start(tiles)[shown]
             start = np.concatenate((waited, own["issue_start_s"], own["mma_start_s"]))
-            end = np.concatenate((own["mma_start_s"], own["issue_end_s"], own["mma_end_s"]))
+            end = np.concatenate((waited + own["slot_wait_s"], own["issue_end_s"],
+                                  own["mma_end_s"]))
             lanes = np.repeat(list(_LANES), own.size)
             some = end > start
             self._show("tiles", {
