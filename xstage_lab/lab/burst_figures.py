@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from xstage_lab import law, plots
 from xstage_lab.devices.recorded import published_issue_times, published_sweeps
 from xstage_lab.lab.picture import Picture, Values
+from xstage_lab.paper.sweeps import sweeps
 from xstage_lab.plots import points
 from xstage_lab.record import Record
 from xstage_lab.spec import BurstTrain
@@ -114,10 +115,8 @@ def rate(plot: plots.RateAgainstSms, picture: BurstPicture) -> list[Record]:
     series = [("this calibration", n_sms, found.per_sm_bytes_per_s, found.drain_bytes_per_s)]
     published = [r for r in published_sweeps() if r.parameters["direction"] == "write"
                  and r.provenance["machine"] == picture.machine.name]
-    for path in dict.fromkeys(r.parameters["path"] for r in published):
-        rows = sorted((r.parameters["n_producers"], r.summary["rate_bytes_per_s"])
-                      for r in published if r.parameters["path"] == path)
-        series.append((path, n_sms, rows[0][1] / rows[0][0], rows[-1][1]))
+    series += [(sweep.path, n_sms, sweep.per_sm_bytes_per_s, sweep.drain_bytes_per_s)
+               for sweep in sweeps(published)]
     shown = picture.records("n_producers", **SATURATED)
     trains = [r.parameters["n_producers"] * r.parameters["burst_bytes"] / r.summary["period_s"]
               for r in shown]

@@ -8,22 +8,30 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from xstage_lab.errors import require_choice
-from xstage_lab.paper.constants import constants
-from xstage_lab.paper.stall import moe_stall, moe_stall_forms, moe_stall_left_out
-from xstage_lab.paper.stall_simulated import moe_stall_simulated
+from xstage_lab.paper.attention import attention_table
+from xstage_lab.paper.constants import constants_table
+from xstage_lab.paper.stall import (
+    moe_stall_forms_table,
+    moe_stall_left_out_table,
+    moe_stall_table,
+)
+from xstage_lab.paper.stall_simulated import moe_stall_simulated_table
+from xstage_lab.paper.sweeps import store_sweeps_table
 from xstage_lab.paper.table import Table
 
 #: Tables by name; each is worked out when it is called.
 TABLES: dict[str, Callable[[], Table]] = {
-    "constants": constants,
-    "moe-stall": moe_stall,
-    "moe-stall-forms": moe_stall_forms,
-    "moe-stall-left-out": moe_stall_left_out,
-    "moe-stall-simulated": moe_stall_simulated,
+    "constants": constants_table,
+    "moe-stall": moe_stall_table,
+    "moe-stall-forms": moe_stall_forms_table,
+    "moe-stall-left-out": moe_stall_left_out_table,
+    "moe-stall-simulated": moe_stall_simulated_table,
+    "attention": attention_table,
+    "store-sweeps": store_sweeps_table,
 }
 
 
-def table(name: str) -> Table:
+def worked_out(name: str) -> Table:
     """Work out one table.
 
     Raises

@@ -19,7 +19,7 @@ MACHINE = "B200-SXM"
 Values = dict[str, float]
 
 
-def constants() -> Table:
+def constants_table() -> Table:
     """Set what follows from R, Q and T_iss0 beside what was published and what is simulated."""
     known = catalog.constants()
     published = {

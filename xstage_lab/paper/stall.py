@@ -131,7 +131,7 @@ def fitted(form: Form, rows: NDArray[np.void] | None = None) -> Fitted:
                   np.array(left_out) - measured)
 
 
-def moe_stall() -> Table:
+def moe_stall_table() -> Table:
     """Reproduce the published prediction row by row and set it beside the measured stall."""
     rows: list[dict[str, Any]] = []
     for row in catalog.table("xstage_moe_stall"):
@@ -163,7 +163,7 @@ def moe_stall() -> Table:
             "means were taken; either would decide."))
 
 
-def moe_stall_forms() -> Table:
+def moe_stall_forms_table() -> Table:
     """Set mechanisms with at most one parameter side by side, each row predicted from the rest."""
     found = {form.name: fitted(form) for form in FORMS}
     offset = found["constant offset"].left_out_errors_s
@@ -188,7 +188,7 @@ def moe_stall_forms() -> Table:
         notes=_what_seven_rows_tell(found["constant offset"].parameter))
 
 
-def moe_stall_left_out() -> Table:
+def moe_stall_left_out_table() -> Table:
     """Give the error of each form on each row when it was fitted to the other six."""
     models = [str(model) for model in catalog.table("xstage_moe_stall")["model"]]
     columns = {form.name: fitted(form).left_out_errors_s for form in FORMS}

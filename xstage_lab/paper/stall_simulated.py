@@ -27,7 +27,7 @@ RUNS = (
 )
 
 
-def moe_stall_simulated() -> Table:
+def moe_stall_simulated_table() -> Table:
     """Run fused GEMMs whose storing tiles form one run, and look at every wait for a slot."""
     machine = catalog.with_assumptions(catalog.machine(MACHINE))
     # Compute takes what the FLOP rate says, whatever the weights' locality.

@@ -74,8 +74,8 @@ def _cell(row: dict[str, Any], column: str) -> str:
         return ""
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, str):
-        return value
+    if isinstance(value, str | int):
+        return str(value)
     if column.endswith("error_ratio"):
         return f"{value:+.2%}"
     named = row["quantity"] if column in OF_QUANTITY else column

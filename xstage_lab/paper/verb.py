@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from xstage_lab.paper import TABLES, table
+from xstage_lab.paper import TABLES, worked_out
 from xstage_lab.paper.table import lines
 
 
@@ -16,6 +16,6 @@ def show(name: str | None) -> tuple[dict[str, Any], list[str]]:
     UnknownName
         If there is no table of that name.
     """
-    found = {each: table(each) for each in (TABLES if name is None else [name])}
+    found = {each: worked_out(each) for each in (TABLES if name is None else [name])}
     told = [line for each in found.values() for line in (*lines(each), "")]
     return {"tables": found}, told[:-1]
