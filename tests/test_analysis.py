@@ -440,6 +440,17 @@ def test_unfused_is_compute_then_copy() -> None:
     assert prediction.fuse_gain_ratio == pytest.approx(
         unfused["total_s"] / prediction.summary["total_s"] - 1)
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_jitter_hardly_moves_the_capacity(shared: bool) -> None:
+    """Producers out of step end their bursts early or late, and Q comes out as without jitter,
+    whether the path is shared or each SM has its own limit."""
+    link = NODE.link.replace(per_sm_capacity_bytes=MIB if shared else 16 * 1024)
+    machine = dataclasses.replace(NODE, link=link)
+    exact, jittered = (calibrate(SimulatedDevice(machine, issue_jitter_ratio=ratio))
+                       for ratio in (0.0, 0.05))
+    assert jittered.capacity_bytes == pytest.approx(exact.capacity_bytes, rel=0.04)
+    assert jittered.drain_bytes_per_s == pytest.approx(exact.drain_bytes_per_s, rel=1e-3)
+
 
 workloads = st.one_of(burst_trains(n_sms=32), gemms())
 

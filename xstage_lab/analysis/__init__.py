@@ -5,11 +5,12 @@ from xstage_lab.analysis.comparison import Comparison, compare, measured_regime
 from xstage_lab.analysis.explanation import explain
 from xstage_lab.analysis.judgement import Verdict, judge
 from xstage_lab.analysis.prediction import Prediction, measure_t_mma, predict
-from xstage_lab.analysis.protocol import EXPECTED_TRAINS, calibrate, experiments
+from xstage_lab.analysis.protocol import EXPECTED_SAMPLES, calibrate, experiments
 from xstage_lab.analysis.tilings import PredictedMap, predict_map, t_mma_roofline
+from xstage_lab.analysis.timings import explain_timings, predict_timings
 
 __all__ = [
-    "EXPECTED_TRAINS",
+    "EXPECTED_SAMPLES",
     "PARAMETERS",
     "Calibration",
     "Comparison",
@@ -21,11 +22,13 @@ __all__ = [
     "compare",
     "experiments",
     "explain",
+    "explain_timings",
     "judge",
     "measure_t_mma",
     "measured_regime",
     "predict",
     "predict_map",
+    "predict_timings",
     "published",
     "t_mma_roofline",
 ]

@@ -17,6 +17,8 @@ BLOCKED_SHARE = 0.25      # of what being blocked can add to a span: past the kn
 OUTLIER_MADS = 6.0        # trains further off than this are left out
 SPLITS_RATIO, DRIFT_RATIO, CONTROL_RATIO, ISSUE_BOUND_RATIO = 1.03, 1.05, 0.1, 1.03
 FEWEST_PAST_KNEE = 3
+FULL_RATIO = 0.97         # of the largest backlog: sizes that fill all there is
+OWN_LIMIT_RATIO = 0.75    # of Q held by half the producers: below, it is each SM's own limit
 
 
 class Fit(NamedTuple):
@@ -42,9 +44,8 @@ class _Arrays(NamedTuple):
 
 def fit(samples: Sequence[Sample]) -> Fit:
     """Fit all parameters to the samples of a calibration."""
-    zero_gap, plateau, isolated, fewer = (
-        _arrays(samples, name) for name in ("zero-gap", "plateau", "isolated", "fewer producers"))
-    latency, per_sm, drain, held = _parameters(zero_gap, plateau, _repeated(isolated))
+    latency, per_sm, drain, held = _parameters(*_groups(samples))
+    fewer = _arrays(samples, f"fewer producers{_end(samples)}")
     curve = []
     for k in sorted(set(fewer.k)):
         backlog = _backlogs(fewer.pick(np.flatnonzero(fewer.k == k)), latency, per_sm, drain)
@@ -61,8 +62,7 @@ def intervals(samples: Sequence[Sample], coverage: float = 0.9) -> list[tuple[fl
     """
     from scipy import stats
 
-    groups = [_arrays(samples, name) for name in ("zero-gap", "plateau", "isolated")]
-    groups[2] = _repeated(groups[2])
+    groups = _groups(samples)
     best = np.array(_parameters(*groups))
     rng = np.random.default_rng(0)
     drawn = np.array([
@@ -135,6 +135,38 @@ def _arrays(samples: Sequence[Sample], experiment: str) -> _Arrays:
     return _Arrays(*np.array(rows, dtype=float).reshape(-1, 3).T)
 
 
+def issue_rate(samples: Sequence[Sample]) -> float:
+    """One SM's issue rate r_SM, from the plateau."""
+    plateau = _arrays(samples, "plateau")
+    return _line(plateau.size, plateau.value)[1]
+
+
+def _groups(samples: Sequence[Sample]) -> list[_Arrays]:
+    """What is fitted to: zero-gap trains, the plateau, and bursts past the knee."""
+    isolated = _arrays(samples, f"isolated{_end(samples)}")
+    return [_arrays(samples, "zero-gap"), _arrays(samples, "plateau"), _repeated(isolated)]
+
+
+def _end(samples: Sequence[Sample]) -> str:
+    """Which end of a burst tells Q: `, last` for the last acceptance, empty for the mean.
+
+    Producers that issued faster while the path still had room are done sooner. Where the path is
+    shared, the others then get their share, and the last acceptance is when V - Q has drained.
+    Where each SM's own limit stops it, nobody gets more, and the mean is. Half the producers tell
+    the two apart: they hold as much, or half as much.
+    """
+    zero_gap, plateau, whole, half = (_arrays(samples, name) for name in (
+        "zero-gap", "plateau", "isolated, last", "fewer producers, last"))
+    if not half.k.size:
+        return ", last" if whole.k.size else ""
+    latency, per_sm = _line(plateau.size, plateau.value)
+    drain = _center(_rates(zero_gap, latency, per_sm)[0])
+    half = half.pick(np.flatnonzero(half.k == half.k.max()))
+    held, held_by_half = (np.median(backlog) if (backlog := _backlogs(
+        bursts, latency, per_sm, drain)).size else np.nan for bursts in (whole, half))
+    return "" if held_by_half < OWN_LIMIT_RATIO * held else ", last"
+
+
 def _repeated(bursts: _Arrays) -> _Arrays:
     """Bursts of sizes that were run most often: those that looked for the knee ran once."""
     count = np.array([(bursts.size == b).sum() for b in bursts.size])
@@ -152,15 +184,16 @@ def _parameters(zero_gap: _Arrays, plateau: _Arrays,
 
 
 def _capacity(isolated: _Arrays, latency: float, per_sm: float, drain: float) -> float:
-    """Q from the burst size that leaves the largest backlog, its repeats averaged.
+    """Q from the burst sizes that leave the largest backlogs, their repeats averaged.
 
-    Right past the knee buffers at the destination may still fill; far past it the last producers
-    leave the path idle at the end. Both make a burst show less than the path holds.
+    Right past the knee buffers at the destination may still fill, so that a burst shows less than
+    the path holds.
     """
     backlog = _backlogs(isolated, latency, per_sm, drain)
     size = isolated.size[_past_knee(isolated, latency, per_sm, drain)]
-    of_size = [_center(backlog[size == b]) for b in set(size)]
-    return max(of_size, default=float("inf"))
+    of_size = np.array([_center(backlog[size == b]) for b in set(size)])
+    full = of_size >= FULL_RATIO * of_size.max(initial=0.0)
+    return float(of_size[full].mean()) if of_size.size else float("inf")
 
 
 def _rates(zero_gap: _Arrays, latency: float, per_sm: float,

@@ -10,10 +10,13 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TypeVar
 
+import numpy as np
+
 from xstage_lab.analysis.calibration import PARAMETERS, Calibration, Sample
-from xstage_lab.analysis.fit import checks, fit, intervals
+from xstage_lab.analysis.fit import checks, fit, intervals, issue_rate
 from xstage_lab.devices.base import Device
 from xstage_lab.errors import XStageError, require_number
+from xstage_lab.record import Record
 from xstage_lab.schedule import build
 from xstage_lab.spec import BurstTrain
 
@@ -28,7 +31,7 @@ MOST_DOUBLINGS = 20
 LONGEST_BURST_S, LARGEST_BURST_BYTES = 1.0, 2**30  # no path holds more
 STORE_BYTES = 16         # kernels store so many bytes at a time
 SETTLED_RATIO = 1.02     # a backlog that grows less per doubling has met the capacity
-EXPECTED_TRAINS = 60     # for the progress alone
+EXPECTED_SAMPLES = 90    # for the progress alone
 
 
 def calibrate(
@@ -61,7 +64,7 @@ def calibrate(
             return calibration
         done += 1
         if progress is not None:
-            progress(min(done / EXPECTED_TRAINS, 0.99), sample.experiment)
+            progress(min(done / EXPECTED_SAMPLES, 0.99), sample.experiment)
 
 
 def experiments(
@@ -128,25 +131,31 @@ class _Protocol:
         self.device, self.k, self.repeats = device, n_producers, repeats
         self.ends = time.monotonic() + limit_s
         self.samples: list[Sample] = []
+        self.n_trains = 0
+        self.path_share = math.nan  # r_SM / R once both are known
 
     def run(self, burst_bytes: int) -> Iterator[Sample]:
         """Yield every sample of the four experiments."""
-        k, half = self.k, max(self.k // 2, 1)
-        splits = []
-        for k_split, b in ((k, burst_bytes), (k, 4 * burst_bytes), (half, burst_bytes * k // half)):
+        k, splits = self.k, []
+        # In a full mesh every peer has a link of its own, and needs as many producers as others.
+        peers = max(self.device.machine.full_rate_gpus - 1, 1)
+        whole, half = (max(n // peers, 1) * peers if k >= peers else max(n, 1) for n in (k, k // 2))
+        for k_split, b in ((whole, burst_bytes), (whole, 4 * burst_bytes),
+                           (half, burst_bytes * whole // half)):
             splits.append((k_split, b, (yield from self.bursts_to_fill(k_split, b))))
         for k_split, b, n in self.repeated(splits):
             yield from self.train("zero-gap", k_split, b, 0.0, n)
         # Splits that do not fill the path are slower, and none is faster than it drains.
         drain = max(s.n_producers * s.burst_bytes / s.value_s for s in self.samples)
         largest, knee = yield from self.find_knee(max(burst_bytes // 64, 64), drain)
-        past = sorted({int(b) for b in (1.5 * knee, 2 * knee, 3 * knee, largest)})
-        for b in self.repeated(past):
-            yield from self.train("isolated", k, b, 0.0, 1)
         gap = 3 * k * knee / drain
         below = min(0.4 * knee, burst_bytes)  # t0 is lost in the spans of much larger ones
         for b in self.repeated([int(below * share) for share in (0.25, 0.5, 0.75, 1.0)]):
             yield from self.train("plateau", k, b, gap, N_PLATEAU_BURSTS)
+        self.path_share = issue_rate(self.samples) / drain
+        past = sorted({int(b) for b in (1.5 * knee, 2 * knee, 3 * knee, largest)})
+        for b in self.repeated(past):
+            yield from self.train("isolated", k, b, 0.0, 1)
         for wait in (0.0, gap):
             yield from self.train("control", k, int(knee), wait, N_PLATEAU_BURSTS, "local")
         for fewer in sorted({max(k // 2, 1), max(k // 4, 1), max(k // 8, 1)} - {k}, reverse=True):
@@ -154,7 +163,7 @@ class _Protocol:
                 b = int(share * knee * k / fewer)
                 yield from self.train("fewer producers", fewer, b, 0.0, 1)
         # The first train once more shows drift.
-        yield from self.train("zero-gap", k, burst_bytes, 0.0, splits[0][2])
+        yield from self.train("zero-gap", whole, burst_bytes, 0.0, splits[0][2])
 
     def bursts_to_fill(self, k: int, b: int) -> Generator[Sample, None, int]:
         """Double a zero-gap train until its second half no longer sees buffers fill.
@@ -185,6 +194,7 @@ class _Protocol:
         the knee, where the line through the first bursts meets the last backlog.
         """
         sizes: list[int] = []
+        spans: list[float] = []
         backlog: list[float] = []
         for _ in range(MOST_DOUBLINGS):
             sizes.append(b)
@@ -193,7 +203,9 @@ class _Protocol:
             if held < SETTLED_RATIO * max(backlog, default=0.0):  # full, or it was disturbed
                 span = yield from self.train("isolated", self.k, b, 0.0, 1)
                 held = max(held, self.k * b - drain * span)
+            spans.append(span)
             backlog.append(held)
+            self.path_share = _fastest(sizes, spans) / drain
             grows = backlog[-1] >= SETTLED_RATIO * max(backlog[:-1], default=0.0)
             settled = len(sizes) > 3 and backlog[-2] > 0 and not grows
             if (settled or self.samples[-1].value_s > LONGEST_BURST_S
@@ -215,15 +227,43 @@ class _Protocol:
         size = max(int(b) // STORE_BYTES, 1) * STORE_BYTES
         workload = BurstTrain(n_producers=k, burst_bytes=size, gap_s=min(gap, 10.0),
                               n_bursts=n, n_gpus=machine.full_rate_gpus)
-        record = self.device.measure(build(workload, machine, stores=stores),
-                                     seed=len(self.samples))
-        key = {"filling": "period_s", "zero-gap": "period_s",
-               "fewer producers": "accepted_s"}.get(experiment, "issue_s")
+        record = self.device.measure(build(workload, machine, stores=stores), seed=self.n_trains)
+        self.n_trains += 1
+        key = "period_s" if experiment in ("filling", "zero-gap") else "issue_s"
         value = record.summary[key]
         if not (math.isfinite(value) and value > 0):
             raise XStageError(f"calibration: {experiment} trains of {k} x {b} bytes have no "
                               f"{key}; the device must report it.")
-        sample = Sample(experiment, k, workload.burst_bytes, workload.gap_s, value)
-        self.samples.append(sample)
-        yield sample
-        return value
+        found = [Sample(experiment, k, workload.burst_bytes, workload.gap_s, value)]
+        if experiment in ("isolated", "fewer producers") and self.path_share > 0:
+            found.append(found[0]._replace(
+                experiment=f"{experiment}, last", value_s=filled_span(record, self.path_share)))
+        self.samples += found
+        yield from found
+        return found[-1].value_s
+
+
+def _fastest(sizes: Sequence[int], spans: Sequence[float]) -> float:
+    """One SM's issue rate as the growth of spans shows it; bursts that were blocked show less."""
+    rates = [(b - sizes[0]) / (span - spans[0])
+             for b, span in zip(sizes, spans, strict=True) if span > spans[0]]
+    return max(rates, default=math.inf)
+
+
+def filled_span(record: Record, path_share: float) -> float:
+    """Time to the last acceptance of a burst, less what its last producers left the path idle.
+
+    Parameters
+    ----------
+    record : Record
+        Of one burst, with times per tile.
+    path_share : float
+        Share of the path that one producer fills, r_SM / R.
+    """
+    if record.tiles is None:
+        return record.summary["accepted_s"]
+    bursts = record.tiles[record.tiles["gpu"] == 0]
+    ends = np.sort(bursts["issue_end_s"])
+    left = np.arange(ends.size - 1, 0, -1)  # producers still issuing after each but the last
+    idle = np.diff(ends) * (1 - np.minimum(left * path_share, 1.0))
+    return float(ends[-1] - bursts["issue_start_s"].min() - idle.sum())

@@ -217,7 +217,7 @@ class Calibrate(w.VBox):
             self.calibration = found
         else:
             self.samples.append(found)
-            self.bar.value = min(len(self.samples) / analysis.EXPECTED_TRAINS, 0.99)
+            self.bar.value = min(len(self.samples) / analysis.EXPECTED_SAMPLES, 0.99)
             self.message.value = style.note(f"{len(self.samples)} trains: {found.experiment}.")
         self._draw()
 
