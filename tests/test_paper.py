@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import math
@@ -12,7 +13,8 @@ import pytest
 
 from xstage_lab import catalog
 from xstage_lab.__main__ import main
-from xstage_lab.paper import TABLES, Table, stall, sweeps, worked_out
+from xstage_lab.devices.recorded import published_gemm_rs
+from xstage_lab.paper import TABLES, Table, gemm_rs, stall, sweeps, worked_out
 from xstage_lab.paper.table import lines
 from xstage_lab.record import to_plain
 
@@ -163,6 +165,29 @@ def test_points_between_do_not_enter_a_sweep() -> None:
         changed = sweep._replace(points=[sweep.points[0], *middle, sweep.points[-1]])
         assert changed.per_sm_bytes_per_s == sweep.per_sm_bytes_per_s
         assert changed.drain_bytes_per_s == sweep.drain_bytes_per_s
+
+
+def test_gemm_reduce_scatter_is_predicted_from_its_shortest_row() -> None:
+    """R from K = 512 alone gives the other rows within 10 %, the crossover only in tile order."""
+    rows = rows_of("gemm-rs")
+    assert [row["fitted_to"] for row in rows] == [True, False, False, False, False]
+    assert [row["k_per_gpu"] for row in rows if row["crossover"]] == [2048]
+    for row in rows:
+        assert row["crossover"] or abs(row["law_error_ratio"]) < 0.10
+        assert abs(row["law_staged_error_ratio"]) < 0.10
+        assert row["simulated_s"] == pytest.approx(row["law_staged_s"], rel=0.01)
+        assert abs(row["completion_coupled_error_ratio"]) > abs(row["law_error_ratio"])
+
+
+def test_only_the_shortest_row_gives_the_drain_rate() -> None:
+    """Other rows' fused times change neither the drain rate nor any prediction."""
+    records = published_gemm_rs()
+    slower = [dataclasses.replace(record, summary=record.summary | {
+        "total_s": record.summary["total_s"] * (1 if record.parameters["k"] == 512 else 2)})
+        for record in records]
+    before, after = gemm_rs.plain_forms(records), gemm_rs.plain_forms(slower)
+    assert after.drain_bytes_per_s == before.drain_bytes_per_s
+    assert (after.law_s == before.law_s).all()
 
 
 def test_tables_are_made_anew() -> None:

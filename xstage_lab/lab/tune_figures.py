@@ -8,13 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from xstage_lab import analysis, law, plots
+from xstage_lab import analysis, plots
 from xstage_lab.analysis import Comparison
 from xstage_lab.devices.recorded import published_gemm_rs
 from xstage_lab.errors import XStageError
 from xstage_lab.lab.picture import Picture, Values
+from xstage_lab.paper.gemm_rs import plain_forms
 from xstage_lab.record import Record
-from xstage_lab.spec import DTYPE_BYTES, FusedGemm, Tuning
+from xstage_lab.spec import FusedGemm, Tuning
 from xstage_lab.units import text
 
 TILES = (64, 128, 192, 256)
@@ -150,19 +151,14 @@ def residuals(plot: plots.Residuals, picture: TunePicture) -> list[Record]:
 
 def published(plot: plots.GemmReduceScatter, _picture: TunePicture) -> list[Record]:
     """Draw published GEMM + reduce-scatter times; R comes from the shortest K alone."""
-    records = sorted(published_gemm_rs(), key=lambda record: float(record.parameters["k"]))
-    k = np.array([record.parameters["k"] for record in records], float)
-    gemm = np.array([record.summary["unfused_gemm_s"] for record in records])
-    fused = np.array([record.summary["total_s"] for record in records])
-    first = records[0].parameters
-    volume = (first["m"] * first["n"] * DTYPE_BYTES[first["out_dtype"]]
-              * (first["n_gpus"] - 1) / first["n_gpus"])
-    drain = volume / fused[0]
-    plot.update({"k": k, "gemm_s": gemm, "law_s": law.period(0.0, gemm, volume, drain),
-                 "completion_s": law.completion_coupled_period(gemm, volume, drain)},
-                {"k": k, "gemm_s": gemm, "fused_s": fused,
+    records = published_gemm_rs()
+    found = plain_forms(records)
+    plot.update({"k": found.k, "gemm_s": found.gemm_s, "law_s": found.law_s,
+                 "completion_s": found.completion_coupled_s},
+                {"k": found.k, "gemm_s": found.gemm_s, "fused_s": found.fused_s,
                  "badge": [str(record.provenance["badge"]) for record in records]},
-                badges=f"RECORDED; R = {text('_bytes_per_s', drain)} from K = {k[0]:.0f} alone")
+                badges=f"RECORDED; R = {text('_bytes_per_s', found.drain_bytes_per_s)} from "
+                       f"K = {found.k[0]} alone")
     return records
 
 

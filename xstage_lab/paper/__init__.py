@@ -10,6 +10,7 @@ from collections.abc import Callable
 from xstage_lab.errors import require_choice
 from xstage_lab.paper.attention import attention_table
 from xstage_lab.paper.constants import constants_table
+from xstage_lab.paper.gemm_rs import gemm_rs_table
 from xstage_lab.paper.stall import (
     moe_stall_forms_table,
     moe_stall_left_out_table,
@@ -28,6 +29,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "moe-stall-simulated": moe_stall_simulated_table,
     "attention": attention_table,
     "store-sweeps": store_sweeps_table,
+    "gemm-rs": gemm_rs_table,
 }
 
 
