@@ -271,7 +271,7 @@ def test_only_the_visible_figure_is_redrawn(close):
 def test_measure_shows_a_simulated_point_beside_the_prediction(close):
     """Measure times the tile without stores, then the run, and both feed the comparison."""
     made = _open(close, Tune, **SMALL)
-    assert "FLOP rate" in made.strip.badges.value
+    assert "FLOP and memory rates" in made.strip.badges.value
     made.measure()
     assert len(made.points) == 1
     assert "SIMULATED" in made.strip.badges.value

@@ -52,7 +52,8 @@ def _bursts(prediction: Prediction) -> list[str]:
 def _tiles(prediction: Prediction) -> list[str]:
     t, total = prediction.terms, prediction.summary["total_s"]
     mma, issue, drain = t["t_mma_s"], t["issue_free_s"], t["drain_s"]
-    source = {"measured": "as timed without stores", "roofline": "by the FLOP rate"}
+    source = {"measured": "as timed without stores", "roofline": "by FLOP and memory rates",
+              "timed": "the median of its tiles"}
     pace = (f"a wave computes in {text('_s', mma)} ({source[prediction.t_mma_source]}), issues in "
             f"{text('_s', issue)} and drains in {text('_s', drain)}")
     serial = prediction.parameters["issue_depth"] == 1
@@ -87,7 +88,7 @@ def _tiles(prediction: Prediction) -> list[str]:
 
 
 def _drain_remedy(prediction: Prediction, drain: float, chain: float) -> str:
-    destinations = prediction.parameters["destinations"]
+    destinations = prediction.parameters.get("destinations", "")
     if destinations == "row-owner-unrotated":
         return ("All GPUs store to the same owner at a time, a moving incast at its ingress: "
                 "start each GPU at its successor's rows (row-owner) and it is gone.")

@@ -76,8 +76,8 @@ def predict(
     Parameters
     ----------
     t_mma_s : float, optional
-        Compute time of a tile as measured with stores off (`measure_t_mma`); a roofline on the
-        machine's FLOP rate is used if left out.
+        Compute time of a tile as measured with stores off (`measure_t_mma`); a roofline of the
+        machine's FLOP and memory rates is used if left out.
 
     Raises
     ------
@@ -181,7 +181,7 @@ def _burst_regime(terms: dict[str, float], together: bool) -> tuple[str, float]:
 def _gemm(gemm: FusedGemm, machine: MachineSpec, cal: Calibration, tuning: Tuning,
           t_mma_s: float | None) -> dict[str, Any]:
     source = "roofline" if t_mma_s is None else "measured"
-    t_mma = float(t_mma_roofline(gemm, machine, tuning.tile_m, tuning.tile_n)
+    t_mma = float(t_mma_roofline(gemm, machine, tuning.tile_m, tuning.tile_n, tuning.n_ctas)
                   if t_mma_s is None else t_mma_s)
     k = tuning.n_ctas or machine.n_sms
 

@@ -16,11 +16,47 @@ Floats = NDArray[np.float64]
 
 
 def t_mma_roofline(workload: FusedGemm, machine: MachineSpec, tile_m: ArrayLike,
-                   tile_n: ArrayLike) -> Floats:
-    """Compute time of a full tile at one SM's share of the machine's FLOP rate (s)."""
-    rows, cols = (np.minimum(a, limit) for a, limit in
-                  zip(law.floats(tile_m, tile_n), (workload.m, workload.n), strict=True))
-    return 2.0 * rows * cols * workload.k / (machine.flop_per_s(workload.dtype) / machine.n_sms)
+                   tile_n: ArrayLike, n_ctas: ArrayLike | None = None) -> Floats:
+    """Compute time of a tile (s), as `measure_t_mma` defines it: the busiest SM's mean.
+
+    A tile takes its share of the machine's FLOP rate, or what its wave waits for weights where
+    all of them together do not fit into L2 and stream from memory again for every row of tiles.
+    """
+    k = machine.n_sms if n_ctas is None else n_ctas
+    rows, cols, k = np.broadcast_arrays(*law.floats(tile_m, tile_n, k))
+    n_cols = np.ceil(workload.n / cols)
+    full = (2.0 * np.minimum(rows, workload.m) * np.minimum(cols, workload.n) * workload.k
+            / (machine.flop_per_s(workload.dtype) / machine.n_sms))
+    seconds: Floats = full * _busiest_share(workload, rows, cols, k)
+    weights = float(workload.n * workload.k * DTYPE_BYTES[workload.dtype])
+    if weights > machine.l2_bytes:  # not where either is unknown
+        streamed = weights * np.minimum(k, n_cols) / n_cols / machine.hbm_bytes_per_s
+        seconds = np.fmax(seconds, streamed)
+    return seconds
+
+
+def _busiest_share(gemm: FusedGemm, rows: Floats, cols: Floats, k: Floats) -> Floats:
+    """Tiles of the SM with most to compute, edge tiles as what they are, over its waves.
+
+    Tile i runs on SM i mod K. Tiles of the last column come round to every SM only where K and
+    the number of columns are coprime; those of the last row are the last to run.
+    """
+    n_rows, n_cols = np.ceil(gemm.m / rows), np.ceil(gemm.n / cols)
+    waves = np.ceil(n_rows * n_cols / k)
+    in_last = n_rows * n_cols - (waves - 1) * k  # tiles of the last wave
+    common = np.gcd(k.astype(np.int64), n_cols.astype(np.int64)) == 1
+    saved_col = np.where(n_cols > 1, (n_cols * cols - gemm.n) / cols, 0.0)
+    saved_row = np.where(n_rows > 1, (n_rows * rows - gemm.m) / rows, 0.0)
+    if gemm.destinations == "row-owner":  # each GPU starts elsewhere, for most it is not the end
+        saved_row = 0.0 * saved_row
+    late = np.where(in_last <= n_cols, np.floor((n_cols - in_last) / k) + 1, 0.0)
+    edges, edges_before = (np.where(common, np.floor(w / n_cols), 0.0)
+                           for w in (waves, waves - 1))
+    corner = np.where((edges > 0) & (late > 0), saved_col * saved_row, 0.0)  # counted in both
+    busiest = waves - edges * saved_col - late * saved_row + corner
+    shorter = waves - 1 - edges_before * saved_col
+    share: Floats = np.maximum(busiest, np.where(in_last < k, shorter, 0.0)) / waves
+    return share
 
 
 def lanes_used(machine: MachineSpec, n_gpus: int) -> float:
@@ -188,7 +224,8 @@ def predict_map(
     """
     tuning = tuning or Tuning()
     tile_m, tile_n, depth = np.broadcast_arrays(tile_m, tile_n, issue_depth)
-    t_mma = t_mma_roofline(workload, machine, tile_m, tile_n) if t_mma_s is None else t_mma_s
+    t_mma = (t_mma_roofline(workload, machine, tile_m, tile_n, tuning.n_ctas)
+             if t_mma_s is None else t_mma_s)
     staged, _ = staged_gemm(workload, machine, calibration, tuning.n_ctas or machine.n_sms,
                              tile_m, tile_n, depth, t_mma,
                             calibration.capacity_at(tuning.n_ctas or machine.n_sms))

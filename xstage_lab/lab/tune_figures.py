@@ -52,7 +52,7 @@ class TunePicture(Picture):
         """Return in words where a tile's compute time comes from."""
         if self.prediction.t_mma_source == "measured":
             return f", compute time of a {self.values['device']} run"
-        return ", compute time from the FLOP rate"
+        return ", compute time from FLOP and memory rates"
 
 
 #: Series by name: the settings that change, one after the other.
@@ -93,7 +93,7 @@ def timeline(plot: plots.Timeline, picture: TunePicture) -> list[Record]:
 def tile_map(plot: plots.TileMap, picture: TunePicture) -> list[Record]:
     """Draw the predicted total over tile and depth, from measured compute times if there are."""
     m, n, depth = (a.ravel() for a in np.meshgrid(TILES, TILES, DEPTHS, indexing="ij"))
-    t_mma = analysis.t_mma_roofline(picture.gemm, picture.machine, m, n)
+    t_mma = analysis.t_mma_roofline(picture.gemm, picture.machine, m, n, picture.tuning.n_ctas)
     for i, (tile_m, tile_n) in enumerate(zip(m.tolist(), n.tolist(), strict=True)):
         timed = picture.measured_t_mma_s({"tile_m": tile_m, "tile_n": tile_n})
         t_mma[i] = t_mma[i] if timed is None else timed
