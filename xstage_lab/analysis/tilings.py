@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from xstage_lab import law
 from xstage_lab.analysis.calibration import Calibration
-from xstage_lab.spec import DTYPE_BYTES, FusedGemm, MachineSpec, Tuning
+from xstage_lab.spec import DTYPE_BYTES, FusedGemm, MachineSpec, Tuning, smem_bytes
 
 Floats = NDArray[np.float64]
 
@@ -229,8 +229,8 @@ def predict_map(
     staged, _ = staged_gemm(workload, machine, calibration, tuning.n_ctas or machine.n_sms,
                              tile_m, tile_n, depth, t_mma,
                             calibration.capacity_at(tuning.n_ctas or machine.n_sms))
-    needed = ((depth - 1) * tile_m * tile_n * DTYPE_BYTES[workload.out_dtype]
-              + tuning.n_stages * (tile_m + tile_n) * tuning.tile_k * DTYPE_BYTES[workload.dtype])
+    needed = smem_bytes(workload, tile_m, tile_n, np.asarray(tuning.tile_k), depth,
+                        np.asarray(tuning.n_stages))
     feasible = ~(needed > machine.smem_per_cta_bytes)
     total, accepted, stall = (np.where(feasible, a.reshape(tile_m.shape), np.nan)
                               for a in (staged.total_s, staged.accepted_s, staged.stall_ratio))

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from xstage_lab.errors import Infeasible, InvalidValue, require_number
 from xstage_lab.spec.attention import UlyssesAttention
 from xstage_lab.spec.machine import MachineSpec
 from xstage_lab.spec.moe import MoELayer
 from xstage_lab.spec.workloads import DTYPE_BYTES, BurstTrain, FusedGemm, make_plain
+
+N = TypeVar("N", int, NDArray[np.int64])
 
 Workload = BurstTrain | FusedGemm | MoELayer | UlyssesAttention
 
@@ -49,15 +55,22 @@ class Tuning:
 
     def smem_bytes(self, workload: FusedGemm | MoELayer | UlyssesAttention) -> int:
         """Shared memory of one CTA: staging slots plus operand stages, bytes."""
-        element = DTYPE_BYTES[workload.dtype]
-        if isinstance(workload, UlyssesAttention):
-            n, queries = workload.head_dim, self.tile_m * workload.head_dim
-            operands = queries + 2 * self.n_stages * self.tile_n * n  # keys and values
-        else:
-            n = self.tile_n
-            operands = self.n_stages * (self.tile_m + self.tile_n) * self.tile_k
-        slots = (self.issue_depth - 1) * self.tile_m * n
-        return slots * DTYPE_BYTES[workload.out_dtype] + operands * element
+        return smem_bytes(workload, self.tile_m, self.tile_n, self.tile_k, self.issue_depth,
+                          self.n_stages)
+
+
+def smem_bytes(workload: FusedGemm | MoELayer | UlyssesAttention, tile_m: N, tile_n: N,
+               tile_k: N, issue_depth: N, n_stages: N) -> N:
+    """Shared memory of one CTA: staging slots plus operand stages, bytes; also for arrays."""
+    element = DTYPE_BYTES[workload.dtype]
+    if isinstance(workload, UlyssesAttention):
+        slot = tile_m * workload.head_dim
+        operands = slot + 2 * n_stages * tile_n * workload.head_dim  # queries, keys and values
+    else:
+        slot = tile_m * tile_n
+        operands = n_stages * (tile_m + tile_n) * tile_k
+    slots: N = (issue_depth - 1) * slot * DTYPE_BYTES[workload.out_dtype]
+    return slots + operands * element
 
 
 def check_feasible(workload: Workload, machine: MachineSpec, tuning: Tuning | None = None) -> None:
