@@ -64,6 +64,7 @@ PARTS = (
     part("export", "numpy bokeh"),
     part("lab", "numpy bokeh ipywidgets jupyter_bokeh IPython"),
     part("command"),
+    part("command_timings"),
     part("__init__"),
     part("__main__", "", "numpy"),
 )

@@ -21,6 +21,8 @@ EPILOG = """Times are seconds, rates bytes per second, sizes bytes. Examples:
   python -m xstage_lab compare --workload fused-gemm --m 8192 --n 8192 --k 4096 --json
   python -m xstage_lab calibrate --machine H100-SXM --out h100.json
   python -m xstage_lab record --device cuda --out records
+  python -m xstage_lab explain --timings data/timings_example.csv
+  python -m xstage_lab trace --workload fused-gemm --k 1024 --out run.json.gz
 """
 
 
@@ -59,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
         added.add_argument("--json", action="store_true", help="print one JSON object")
         return added
 
-    from xstage_lab import command
+    from xstage_lab import command, command_timings
     for name, run, text in (
         ("predict", command.predict, "what the law says of a workload"),
         ("measure", command.measure, "run a workload on a device"),
@@ -79,6 +81,13 @@ def _parser() -> argparse.ArgumentParser:
     record.add_argument("--minutes", type=_number, default=5, help="time for all (default 5)")
     paper = verb("paper", command.paper, "published numbers beside the law and the model")
     paper.add_argument("--table", metavar="NAME", help="one table (default: all of them)")
+    explain = verb("explain", command_timings.explain, "your own tile times beside the law")
+    _add_timings(explain)
+    trace = verb("trace", command_timings.trace, "a timeline for ui.perfetto.dev")
+    trace.add_argument("--timings", help="trace a file of per-tile times instead of a workload")
+    trace.add_argument("--record", help="trace a record, FILE.npz")
+    _add_machine(trace)
+    _add_workload(trace)
     demo = verb("demo", command.demo, "the whole way once, without a browser")
     demo.add_argument("--out", default="demo-figures", help="folder for the figures")
     verb("doctor", command.doctor, "what this computer has and lacks for the lab")
@@ -102,11 +111,30 @@ def _add_machine(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--calibration", help="a calibration file instead of calibrating")
     group.add_argument("--seed", type=_number, default=0)
     group.add_argument("--out", help="file or folder to write to")
+    _add_supplied(parser)
+
+
+def _add_supplied(parser: argparse.ArgumentParser) -> None:
     supplied = parser.add_argument_group("supply or override a parameter (marked ASSUMED)")
     for name, what in (("drain-bytes-per-s", "drain rate R"), ("capacity-bytes", "capacity Q"),
                        ("per-sm-bytes-per-s", "one SM's issue rate"),
                        ("issue-latency-s", "start-up of a burst's issue, t0")):
         supplied.add_argument(f"--{name}", type=_number, help=what)
+
+
+def _add_timings(parser: argparse.ArgumentParser) -> None:
+    """Add the options of times that others took: no device runs, but its machine is needed."""
+    parser.set_defaults(device="simulated", store_path=None, signal=None)
+    parser.add_argument("--timings", required=True, help="CSV file, a row for each tile")
+    parser.add_argument("--machine", help="what it ran on, as in the other verbs (default: as the "
+                        "file says, # machine: NAME)")
+    parser.add_argument("--link", help="a named link instead of the machine's own")
+    parser.add_argument("--source", help="who measured, and what")
+    parser.add_argument("--depth", type=_number, help="issue depth of the kernel")
+    parser.add_argument("--gpus", type=_number, help="GPUs that took part")
+    parser.add_argument("--calibration", help="a calibration file instead of published figures")
+    parser.add_argument("--out", help="save the times as a record, FILE.npz")
+    _add_supplied(parser)
 
 
 def _add_workload(parser: argparse.ArgumentParser) -> None:

@@ -9,6 +9,7 @@ import argparse
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,10 +51,7 @@ def predict(options: argparse.Namespace) -> Result:
 
 def measure(options: argparse.Namespace) -> Result:
     """Run a workload once on a device."""
-    machine = machine_of(options)
-    workload, tuning = workload_of(options, machine)
-    device = device_of(options, machine)
-    record = device.measure(build(workload, device.machine, tuning), _seed(options))
+    record = measured(options)
     result = {"measured": {key: record.summary[key] for key in SUMMARY_KEYS},
               "summary": record.summary, "provenance": record.provenance,
               "regime_measured": analysis.measured_regime(record)}
@@ -61,8 +59,16 @@ def measure(options: argparse.Namespace) -> Result:
     lines = [_in_words(record.parameters), f"{badge}: {record.provenance['source']}.",
              _row("", badge), *(_row(key, record.summary[key]) for key in SUMMARY_KEYS)]
     if options.out:
-        lines.append(f"Saved to {record.save(_record_path(options.out))}.")
+        lines.append(f"Saved to {record.save(record_path(options.out))}.")
     return result, lines
+
+
+def measured(options: argparse.Namespace) -> Record:
+    """Return the record of a workload run once on a device."""
+    machine = machine_of(options)
+    workload, tuning = workload_of(options, machine)
+    device = device_of(options, machine)
+    return device.measure(build(workload, device.machine, tuning), _seed(options))
 
 
 def compare(options: argparse.Namespace) -> Result:
@@ -71,29 +77,36 @@ def compare(options: argparse.Namespace) -> Result:
     workload, tuning = workload_of(options, machine)
     device = device_of(options, machine)
     prediction, record = predict_and_measure(options, device, workload, tuning)
-    comparison = analysis.compare(prediction, record)
+    result, lines = beside(prediction, analysis.compare(prediction, record), machine)
+    if options.out:
+        lines += [f"Saved to {record.save(record_path(options.out))}.", ""]
+    return result, [*lines, *result["explain"]]
+
+
+def beside(prediction: analysis.Prediction, comparison: analysis.Comparison,
+           machine: MachineSpec) -> Result:
+    """Return prediction and measurement side by side; the lines are those before the words."""
     result = _predicted(prediction) | {
         "measured": comparison.measured, "error_ratio": comparison.error_ratio,
         "regime_measured": comparison.regime_measured,
         "explain": [*comparison.explain, *catalog.flags(machine)],
         "provenance": comparison.provenance}
-    badge = record.provenance["badge"]
-    lines = [*_what(prediction), f"{badge}: {record.provenance['source']}.",
+    origin = comparison.provenance["measured"]
+    badge = origin["badge"]
+    lines = [*_what(prediction), f"{badge}: {origin['source']}.",
              _row("", "PREDICTED", badge, "error")]
     for key in SUMMARY_KEYS:
         error = comparison.error_ratio[key]
         lines.append(_row(key, comparison.predicted[key], comparison.measured[key],
                           "" if math.isnan(error) else f"{round(error, 3) + 0.0:+.1%}"))
-    if options.out:
-        lines += ["", f"Saved to {record.save(_record_path(options.out))}."]
-    return result, [*lines, "", *result["explain"]]
+    return result, [*lines, ""]
 
 
 def calibrate(options: argparse.Namespace) -> Result:
     """Measure t0, r_SM, R and Q on a device."""
     device = device_of(options, machine_of(options))
     cal = analysis.calibrate(device, n_producers=options.producers, burst_bytes=options.bytes,
-                             progress=None if options.json else _progress)
+                             progress=None if options.json else _progress())
     at = {"n_producers": cal.n_producers, "burst_bytes": cal.burst_bytes}
     result = {"issue_free_s": cal.issue_free_s(cal.burst_bytes), **at,
               **{name: getattr(cal, name) for name in analysis.PARAMETERS},
@@ -289,7 +302,8 @@ def _seed(options: argparse.Namespace) -> int:
     return options.seed
 
 
-def _record_path(out: str) -> Path:
+def record_path(out: str) -> Path:
+    """Return the file that a record is saved in: `out` itself, or one in that folder."""
     return Path(out) if out.endswith(".npz") else Path(out) / "record.npz"
 
 
@@ -320,8 +334,16 @@ def _row(name: str, *values: float | str) -> str:
     return f"{name:<22}" + "".join(f"{value:<16}" for value in shown).rstrip()
 
 
-def _progress(done: float, what: str) -> None:
-    _say(f"{done:4.0%} {what}")
+def _progress() -> Callable[[float, str], None]:
+    """Return what says how far a calibration is, a line for each experiment."""
+    said = ""
+
+    def say(done: float, what: str) -> None:
+        nonlocal said
+        if what.partition(",")[0] != said:
+            said = what.partition(",")[0]
+            _say(f"{done:4.0%} {said}")
+    return say
 
 
 def _say(line: str) -> None:

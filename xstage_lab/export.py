@@ -23,15 +23,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from xstage_lab import trace
 from xstage_lab.browser import BROWSER_VARIABLE, browser_flags, find_browser
 from xstage_lab.errors import InvalidValue
-from xstage_lab.record import to_plain, write_atomic
+from xstage_lab.record import Record, to_plain, write_atomic
 
 if TYPE_CHECKING:
     from bokeh.document import Document
     from bokeh.models import LayoutDOM
 
-_SUFFIXES = (".html", ".csv", ".json", ".svg", ".png")
+_SUFFIXES = (".html", ".csv", ".json", ".trace.json", ".svg", ".png")
 _BROWSER_LIMIT_S = 60.0
 _PICTURE_WIDTH = 900  # pixels; the PNG has twice as many
 
@@ -83,6 +84,7 @@ def export(
     data: Mapping[str, ArrayLike],
     parameters: Mapping[str, Any],
     provenance: Mapping[str, Any],
+    traced: Record | None = None,
 ) -> Exported:
     """Write a figure, its data and its parameters; what is on the screen stays as it is.
 
@@ -98,6 +100,8 @@ def export(
         Columns in SI, named with their unit suffix, for instance `plots.Plot.data()`.
     parameters, provenance : mapping
         Everything needed to make the figure again, and where its numbers come from.
+    traced : Record, optional
+        One with per-tile times, whose trace is written as well (`trace`).
 
     Returns
     -------
@@ -121,6 +125,8 @@ def export(
     texts = {".html": _page(_copy(figure), name), ".csv": _table(data, about["provenance"]),
              ".json": json.dumps(about, indent=2) + "\n"}
     contents = {suffix: text.encode() for suffix, text in texts.items()}
+    if traced is not None:
+        contents[".trace.json"] = trace.to_bytes(traced)
     for suffix, content in contents.items():
         write_atomic(folder / f"{stem}{suffix}", content)
     pictures, notes = _pictures(figure, folder)

@@ -29,7 +29,7 @@ from xstage_lab.lab.live_figure import LiveFigure, load_bokehjs
 from xstage_lab.lab.picture import Picture, Point, Values
 from xstage_lab.lab.runs import FoldedRuns, as_overlaid, n_runs
 from xstage_lab.lab.strip import Strip
-from xstage_lab.plots import Plot
+from xstage_lab.plots import Plot, Timeline
 from xstage_lab.record import Record, provenance
 from xstage_lab.runlog import Run, RunLog
 from xstage_lab.schedule import Program
@@ -182,8 +182,10 @@ class Panel(w.VBox):
                                 str(r.provenance["device"]) for r in self._records)])),
                             "; ".join(f"{name}: {words}" for name, words in badges))
 
+        traced = self._records[0] if isinstance(plot, Timeline) and self._records else None
+
         def write(data: Any, folder: str) -> Iterator[Exported]:
-            yield export(copy, folder, plot.name, data, about, origin)
+            yield export(copy, folder, plot.name, data, about, origin, traced)
 
         self.strip.set_exporting(True)
         self.strip.say("Writing files ...")
