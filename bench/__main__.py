@@ -26,6 +26,7 @@ SUBJECTS = (
     "accuracy_bursts",
     "accuracy_gemm",
     "accuracy_sockets",
+    "paper",
     "runlog",
     "slider",
 )

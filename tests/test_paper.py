@@ -190,6 +190,22 @@ def test_only_the_shortest_row_gives_the_drain_rate() -> None:
     assert (after.law_s == before.law_s).all()
 
 
+def test_issue_is_a_line_and_completion_is_not_issue() -> None:
+    """Two payloads give the others' issue time on H20; a fence costs several times the stores."""
+    rows = rows_of("issue-completion")
+    tested = [row for row in rows if row["tested"]]
+    assert len(tested) == 4
+    assert all(not row["past_l1"] and row["payload_bytes"] > 0 for row in tested)
+    assert all(abs(row["law_error_ratio"]) < 0.01 for row in tested if row["machine"] == "H20")
+    for row in rows:
+        if row["fitted_to"]:
+            assert row["law_s"] == pytest.approx(row["stores_s"])
+        if row["law_release_error_ratio"] is not None:
+            assert abs(row["law_release_error_ratio"]) < 0.05
+        if row["payload_bytes"] == 32768:
+            assert row["fence_s"] > 4 * row["stores_s"]
+
+
 def test_tables_are_made_anew() -> None:
     """A caller who changes a table changes nobody else's."""
     first: Table = worked_out("moe-stall")

@@ -11,10 +11,12 @@ from numpy.typing import NDArray
 from xstage_lab import law, plots
 from xstage_lab.devices.recorded import published_issue_times, published_sweeps
 from xstage_lab.lab.picture import Picture, Values
+from xstage_lab.paper.messages import messages
 from xstage_lab.paper.sweeps import sweeps
 from xstage_lab.plots import points
 from xstage_lab.record import Record
 from xstage_lab.spec import BurstTrain
+from xstage_lab.units import text
 
 Floats = NDArray[np.float64]
 
@@ -144,14 +146,14 @@ def completion(plot: plots.IssueAgainstCompletion, picture: BurstPicture) -> lis
     name = picture.machine.name if picture.machine.name in names else names[0]
     published = [r for r, machine in zip(everyone, names, strict=True) if machine == name]
     published.sort(key=lambda r: float(r.parameters["burst_bytes"]))
-    table = points(published, "burst_bytes", "issue_s", "release_flag_s", "fence_flag_s")
-    size, issue = np.array(table["burst_bytes"], float), np.array(table["issue_s"])
-    # Past 32 KiB the source is read past the L1 cache, which is not what this is about.
-    latency, last = issue[0], int(np.flatnonzero(size <= 32 * 1024)[-1])
-    drawn = np.where(size > 0, size, np.nan)  # the axis is logarithmic
-    line = law.issue_free_time(drawn, size[last] / (issue[last] - latency), latency)
-    plot.update({"payload_bytes": drawn[1:last + 1], "issue_s": line[1:last + 1]},
-                {"payload_bytes": drawn, "stores_s": issue, "release_s": table["release_flag_s"],
-                 "fence_s": table["fence_flag_s"], "badge": table["badge"]},
-                badges=f"RECORDED, {name}; the line is drawn through 0 and 32 KiB")
+    (found,) = messages(published)
+    first, last = found.ends()
+    size = np.where(found.payload_bytes > 0, found.payload_bytes, np.nan)  # the axis is logarithmic
+    plot.update({"payload_bytes": size[first:last + 1],
+                 "issue_s": found.issue_s(size)[first:last + 1]},
+                {"payload_bytes": size, "stores_s": found.stores_s,
+                 "release_s": found.release_s, "fence_s": found.fence_s,
+                 "badge": [str(r.provenance["badge"]) for r in published]},
+                badges=f"RECORDED, {name}; the line is drawn through "
+                       f"{text('_bytes', size[first])} and {text('_bytes', size[last])}")
     return published

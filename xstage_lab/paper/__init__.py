@@ -11,6 +11,7 @@ from xstage_lab.errors import require_choice
 from xstage_lab.paper.attention import attention_table
 from xstage_lab.paper.constants import constants_table
 from xstage_lab.paper.gemm_rs import gemm_rs_table
+from xstage_lab.paper.messages import issue_completion_table
 from xstage_lab.paper.stall import (
     moe_stall_forms_table,
     moe_stall_left_out_table,
@@ -30,6 +31,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "attention": attention_table,
     "store-sweeps": store_sweeps_table,
     "gemm-rs": gemm_rs_table,
+    "issue-completion": issue_completion_table,
 }
 
 
