@@ -18,6 +18,9 @@ N = TypeVar("N", int, NDArray[np.int64])
 
 Workload = BurstTrain | FusedGemm | MoELayer | UlyssesAttention
 
+#: Queries and keys of a tile of attention, the first that fits is taken where none is asked for.
+_ATTENTION_TILES = ((128, 128), (128, 64), (64, 64), (64, 32), (32, 32), (16, 16))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
@@ -69,8 +72,23 @@ def smem_bytes(workload: FusedGemm | MoELayer | UlyssesAttention, tile_m: N, til
     else:
         slot = tile_m * tile_n
         operands = n_stages * (tile_m + tile_n) * tile_k
-    slots: N = (issue_depth - 1) * slot * DTYPE_BYTES[workload.out_dtype]
-    return slots + operands * element
+    slots = (issue_depth - 1) * slot * DTYPE_BYTES[workload.out_dtype]
+    needed: N = slots + operands * element
+    return needed
+
+
+def default_tuning(workload: Workload, machine: MachineSpec) -> Tuning:
+    """Return what is taken where no tuning is given.
+
+    Of attention the queries stay in shared memory beside the stages of keys *and* values, so that
+    the default tile of a GEMM and its three stages do not fit: two stages, and the largest of a
+    few tiles that does.
+    """
+    if not isinstance(workload, UlyssesAttention):
+        return Tuning()
+    sizes = [Tuning(tile_m=m, tile_n=n, n_stages=2) for m, n in _ATTENTION_TILES]
+    limit = machine.smem_per_cta_bytes  # an unknown (NaN) limit excludes nothing
+    return next((t for t in sizes if not t.smem_bytes(workload) > limit), sizes[-1])
 
 
 def check_feasible(workload: Workload, machine: MachineSpec, tuning: Tuning | None = None) -> None:
@@ -87,7 +105,7 @@ def check_feasible(workload: Workload, machine: MachineSpec, tuning: Tuning | No
                                "CTAs", f"{machine.name} has {machine.n_sms} SMs, and producers "
                                "that are not co-resident would wait for each other forever.")
         return
-    tuning = tuning or Tuning()
+    tuning = tuning or default_tuning(workload, machine)
     if tuning.n_ctas is not None and tuning.n_ctas > machine.n_sms:
         raise InvalidValue("n_ctas", tuning.n_ctas, f"1 to {machine.n_sms}", "CTAs",
                            f"{machine.name} has {machine.n_sms} SMs and a persistent kernel "
