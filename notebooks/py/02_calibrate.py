@@ -37,8 +37,8 @@ Calibrate(machine="B200-SXM", repeats=3)
 #
 # What a calibration cannot tell: a drain rate that the producers never reach is only a lower
 # bound, and then Q cannot be seen at all. Buffers at a destination that drains slower than the
-# link count into Q only once they have had time to fill. With jitter the last producers finish
-# alone and leave the path partly idle, so that Q comes out a little low.
+# link count into Q only once they have had time to fill. Producers that start late or early move Q
+# by what the path drains meanwhile.
 #
 # *Save* keeps a calibration as a file; `--calibration FILE` on the command line predicts from it,
 # and refuses it for another machine.

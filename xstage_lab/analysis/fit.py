@@ -45,7 +45,7 @@ class _Arrays(NamedTuple):
 def fit(samples: Sequence[Sample]) -> Fit:
     """Fit all parameters to the samples of a calibration."""
     latency, per_sm, drain, held = _parameters(*_groups(samples))
-    fewer = _arrays(samples, f"fewer producers{_end(samples)}")
+    fewer = _arrays(samples, f"fewer producers{burst_end(samples)}")
     curve = []
     for k in sorted(set(fewer.k)):
         backlog = _backlogs(fewer.pick(np.flatnonzero(fewer.k == k)), latency, per_sm, drain)
@@ -143,11 +143,11 @@ def issue_rate(samples: Sequence[Sample]) -> float:
 
 def _groups(samples: Sequence[Sample]) -> list[_Arrays]:
     """What is fitted to: zero-gap trains, the plateau, and bursts past the knee."""
-    isolated = _arrays(samples, f"isolated{_end(samples)}")
+    isolated = _arrays(samples, f"isolated{burst_end(samples)}")
     return [_arrays(samples, "zero-gap"), _arrays(samples, "plateau"), _repeated(isolated)]
 
 
-def _end(samples: Sequence[Sample]) -> str:
+def burst_end(samples: Sequence[Sample]) -> str:
     """Which end of a burst tells Q: `, last` for the last acceptance, empty for the mean.
 
     Producers that issued faster while the path still had room are done sooner. Where the path is

@@ -218,19 +218,19 @@ class Calibrate(w.VBox):
         else:
             self.samples.append(found)
             self.bar.value = min(len(self.samples) / analysis.EXPECTED_SAMPLES, 0.99)
-            self.message.value = style.note(f"{len(self.samples)} trains: {found.experiment}.")
+            self.message.value = style.note(f"{len(self.samples)} samples: {found.experiment}.")
         self._draw()
 
     def _finish(self, error: XStageError | None) -> None:
         self._set_running(False)
         if self._stopping.is_set():
             self.message.value = style.note(
-                f"Stopped after {len(self.samples)} trains; nothing is running.")
+                f"Stopped after {len(self.samples)} samples; nothing is running.")
         elif error is not None:
             self.message.value = style.problem(str(error))
         else:
             self.bar.value = 1.0
-            self.message.value = style.note(f"Done: {len(self.samples)} trains.")
+            self.message.value = style.note(f"Done: {len(self.samples)} samples.")
 
     def _tell_failure(self, error: XStageError | None) -> None:
         if error is not None:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xstage_lab.analysis import Calibration, Sample
+from xstage_lab.analysis.fit import burst_end
 from xstage_lab.plots.calibration import Fitted
 
 Columns = dict[str, Any]
@@ -33,7 +34,8 @@ def drain_rate(plot: Fitted, samples: Sequence[Sample], found: Calibration | Non
 def backlog(plot: Fitted, samples: Sequence[Sample], found: Calibration | None,
             badge: str) -> None:
     """What isolated bursts leave in the path, V - R (span - t0), against V, and Q."""
-    k, size, value = chosen(samples, "isolated")
+    end = "" if found is None else burst_end(samples)
+    k, size, value = chosen(samples, f"isolated{end}")
     rate, latency = _rate(samples), 0.0
     if found is not None:
         rate, latency = found.drain_bytes_per_s, found.issue_latency_s
