@@ -29,8 +29,9 @@ class Table:
         Who measured the published numbers, and whether they were read second-hand.
     rows : list of dict
         Plain values in SI. A column that starts with `law`, `simulated` or `completion_coupled`
-        is what that says; all other times and rates were published. Columns of `OF_QUANTITY`
-        are in the unit of the row's `quantity`.
+        is what that says; other times and rates were published, follow from published ones, or
+        are settings of a simulated run. Columns of `OF_QUANTITY` are in the unit of the row's
+        `quantity`.
     fitted_on : dict of str to str
         Each parameter taken from published numbers, and the rows it was taken from.
     summary : dict of str to float
