@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from xstage_lab import __version__
 from xstage_lab.errors import FileRejected
-from xstage_lab.schedule import Program
+from xstage_lab.schedule import COPY, NOTHING, Program
 
 SCHEMA = 1
 BADGES = ("LIVE", "SIMULATED", "RECORDED", "PREDICTED", "ASSUMED")
@@ -241,14 +241,28 @@ def summarize(tiles: Tiles, program: Program) -> dict[str, float]:
         `issue_s` mean issue span of storing tasks; `stall_ratio` share of SM time spent waiting
         for a slot, for burst trains NaN until the free issue time is known
         (`analysis.compare`); `t_mma_s` mean MMA time; `mma_busy_ratio`, `issue_busy_ratio`
-        shares of SM time; `remote_bytes` per GPU, mean.
+        shares of SM time; `remote_bytes` per GPU, mean. Tasks that only send what others computed
+        count as issue and nothing else.
     """
     remote = sum(map(program.remote_bytes, range(program.n_gpus))) / program.n_gpus
-    found = summarize_tiles(tiles, program.n_ctas * program.n_gpus, remote)
+    found = summarize_tiles(tiles, program.n_ctas * program.n_gpus, remote,
+                            _computes(tiles, program))
     return found | ({"stall_ratio": math.nan} if program.tuning is None else {})
 
 
-def summarize_tiles(tiles: Tiles, n_sms: int, remote_bytes: float) -> dict[str, float]:
+def _computes(tiles: Tiles, program: Program) -> NDArray[np.bool_]:
+    """Which tasks are tiles or bursts; the others send what a tile left, or do nothing."""
+    computes = np.ones(tiles.size, bool)
+    for gpu, tasks in enumerate(program.tasks):
+        others = np.isin(tasks["kind"], (COPY, NOTHING))
+        if others.any():
+            own = tiles["gpu"] == gpu
+            computes[own] = ~others[tiles["row"][own]]
+    return computes
+
+
+def summarize_tiles(tiles: Tiles, n_sms: int, remote_bytes: float,
+                    computes: NDArray[np.bool_] | bool = True) -> dict[str, float]:
     """Condense tiles whose program nobody knows; see `summarize`.
 
     Parameters
@@ -257,18 +271,21 @@ def summarize_tiles(tiles: Tiles, n_sms: int, remote_bytes: float) -> dict[str, 
         SMs of all GPUs together.
     remote_bytes : float
         Bytes stored to other GPUs, per GPU.
+    computes : bool array of shape (n,), optional
+        Which of them compute; all if left out.
     """
+    computed = tiles[np.broadcast_to(computes, tiles.size)]
     storing = tiles[tiles["store_bytes"] > 0]
     accepted = float(tiles["issue_end_s"].max())
     sm_time = accepted * n_sms
-    mma = tiles["mma_end_s"] - tiles["mma_start_s"]
+    mma = computed["mma_end_s"] - computed["mma_start_s"]
     span = storing["issue_end_s"] - storing["issue_start_s"]
     return {
         "accepted_s": accepted,
         "total_s": max(float(tiles["arrived_s"].max()), accepted),
-        "period_s": _mean_period(storing),
+        "period_s": _mean_period(computed[computed["store_bytes"] > 0]),
         "issue_s": float(span.mean()) if span.size else math.nan,
-        "stall_ratio": float(tiles["slot_wait_s"].sum()) / sm_time,
+        "stall_ratio": float(computed["slot_wait_s"].sum()) / sm_time,
         "t_mma_s": float(mma.mean()),
         "mma_busy_ratio": float(mma.sum()) / sm_time,
         "issue_busy_ratio": float(span.sum()) / sm_time,

@@ -246,7 +246,7 @@ def is_balanced(program: Program) -> bool:
         rows = workload.expert_rows.reshape(workload.n_gpus, -1)
         return bool((rows == rows[0]).all())
     if isinstance(workload, UlyssesAttention):
-        return not workload.causal and workload.sequence % workload.n_gpus == 0
+        return workload.is_symmetric
     if isinstance(workload, BurstTrain) or workload.destinations == "round-robin":
         return True
     stored = {program.remote_bytes(gpu) for gpu in range(program.n_gpus)}

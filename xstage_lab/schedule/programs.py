@@ -25,6 +25,7 @@ from xstage_lab.spec import (
     Tuning,
     Workload,
     check_feasible,
+    default_tuning,
 )
 
 MAX_TASKS = 2**24  # about 1 GB of rows
@@ -95,7 +96,7 @@ def build(
     machine : MachineSpec
         Gives the SM count and the limits.
     tuning : Tuning, optional
-        For all but burst trains; the default tuning if left out.
+        For all but burst trains; `spec.default_tuning` if left out.
     stores : str
         `remote`; `local` sends every store to the GPU's own memory; `off` computes only.
 
@@ -106,7 +107,7 @@ def build(
     """
     require_choice("stores", stores, STORES)
     check_feasible(workload, machine, tuning)
-    used = tuning or Tuning()
+    used = tuning or default_tuning(workload, machine)
     n_tasks = count_tasks(workload, used) * workload.n_gpus
     if n_tasks > MAX_TASKS:
         raise Infeasible(f"the program would have {n_tasks:,} tasks on {workload.n_gpus} GPUs; "

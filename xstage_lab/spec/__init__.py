@@ -7,7 +7,7 @@ value nobody measured and somebody had to suppose.
 from xstage_lab.spec.attention import UlyssesAttention
 from xstage_lab.spec.machine import MAX_GPUS, TOPOLOGIES, LinkSpec, MachineSpec
 from xstage_lab.spec.moe import MoELayer
-from xstage_lab.spec.tuning import Tuning, Workload, check_feasible, smem_bytes
+from xstage_lab.spec.tuning import Tuning, Workload, check_feasible, default_tuning, smem_bytes
 from xstage_lab.spec.workloads import DESTINATIONS, DTYPE_BYTES, SYNCS, BurstTrain, FusedGemm
 
 __all__ = [
@@ -25,5 +25,6 @@ __all__ = [
     "UlyssesAttention",
     "Workload",
     "check_feasible",
+    "default_tuning",
     "smem_bytes",
 ]

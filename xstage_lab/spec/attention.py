@@ -71,6 +71,11 @@ class UlyssesAttention:
         return (gpu * self.sequence // self.n_gpus, (gpu + 1) * self.sequence // self.n_gpus)
 
     @property
+    def is_symmetric(self) -> bool:
+        """Whether all GPUs do the same: as many rows, and every row as much work."""
+        return not self.causal and self.sequence % self.n_gpus == 0
+
+    @property
     def flop(self) -> int:
         """Floating-point operations of one GPU: scores and their product with the values."""
         keys = self.sequence * (self.sequence + 1) // 2 if self.causal else self.sequence**2
