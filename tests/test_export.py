@@ -18,7 +18,7 @@ from bokeh.document import Document
 from PIL import Image
 
 from xstage_lab import export as module
-from xstage_lab import plots
+from xstage_lab import plots, trace
 from xstage_lab.browser import BROWSER_VARIABLE, find_browser
 from xstage_lab.errors import FileRejected, InvalidValue
 from xstage_lab.export import Exported, export
@@ -112,6 +112,19 @@ def test_page_needs_no_network(tmp_path: Path, no_browser: None) -> None:
     assert "recovery gap G*" in page
     assert not re.findall(r"<(?:script|link|img)[^>]*(?:src|href)=", page)
     assert len(page) > 500_000
+
+
+def test_trace_beside_the_figure(tmp_path: Path, no_browser: None) -> None:
+    """A record to be traced is written under the figure's stem, which its trace keeps taken."""
+    record = Record(summary={}, parameters={}, tiles=np.zeros(1, TILE),
+                    provenance={"badge": "LIVE", "source": "test"})
+    plot = issue_gap()
+    files, _ = export(plot.figure, tmp_path, "fig", plot.data(), PARAMETERS, PROVENANCE, record)
+    assert files[-1].name == "fig.trace.json"
+    assert files[-1].read_bytes() == trace.to_bytes(record)
+    for path in files[:-1]:
+        path.unlink()
+    assert written(plot, tmp_path).files[0].name == "fig-2.html"
 
 
 def test_nothing_is_overwritten(tmp_path: Path, no_browser: None) -> None:

@@ -356,6 +356,22 @@ def test_export_writes_figure_data_and_parameters(close, tmp_path, monkeypatch):
     assert not made.strip._export.disabled
 
 
+def test_export_of_the_timeline_has_its_trace(close, tmp_path, monkeypatch):
+    """Export of One SM writes the measured run's trace beside the figure, once there is one."""
+    monkeypatch.setenv("XSTAGE_CHROMIUM", "no-such-browser")
+    made = _open(close, Tune, m=1024, n=1024, k=256, n_gpus=2)
+    made.strip.folder.value = str(tmp_path)
+    made.visible = "One SM"
+    made.export()
+    assert not (tmp_path / "timeline.trace.json").exists()
+    made.measure()
+    made.export()
+    content = json.loads((tmp_path / "timeline-2.trace.json").read_text())
+    tiles = made.points[-1].record.tiles
+    assert sum(e.get("cat") == "MMA" for e in content["traceEvents"]) == (tiles["gpu"] == 0).sum()
+    assert "timeline-2.trace.json" in made.strip.message.value
+
+
 def test_old_tiles_are_let_go_and_their_numbers_stay(close, monkeypatch):
     """Beyond the budget the oldest points lose their per-tile times, never their summary."""
     monkeypatch.setattr(panel, "MOST_TILE_BYTES", 1)
