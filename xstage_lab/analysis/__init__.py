@@ -4,6 +4,7 @@ from xstage_lab.analysis.calibration import PARAMETERS, Calibration, Sample, pub
 from xstage_lab.analysis.comparison import Comparison, compare, measured_regime
 from xstage_lab.analysis.explanation import explain
 from xstage_lab.analysis.judgement import Verdict, judge
+from xstage_lab.analysis.moe import predict_moe_map
 from xstage_lab.analysis.prediction import Prediction, measure_t_mma, predict
 from xstage_lab.analysis.protocol import EXPECTED_SAMPLES, calibrate, experiments
 from xstage_lab.analysis.tilings import PredictedMap, predict_map, t_mma_roofline
@@ -28,6 +29,7 @@ __all__ = [
     "measured_regime",
     "predict",
     "predict_map",
+    "predict_moe_map",
     "predict_timings",
     "published",
     "t_mma_roofline",

@@ -10,7 +10,8 @@ import numpy as np
 
 from xstage_lab import law
 from xstage_lab.analysis.calibration import Calibration
-from xstage_lab.analysis.tilings import lanes_used, staged_gemm, t_mma_roofline
+from xstage_lab.analysis.moe import predicted_moe
+from xstage_lab.analysis.tilings import lanes_used, staged_gemm, t_mma_roofline, unfused_gemm
 from xstage_lab.devices.base import Device
 from xstage_lab.errors import Infeasible, require_number
 from xstage_lab.record import provenance
@@ -19,6 +20,7 @@ from xstage_lab.spec import (
     BurstTrain,
     FusedGemm,
     MachineSpec,
+    MoELayer,
     Tuning,
     Workload,
     check_feasible,
@@ -91,6 +93,8 @@ def predict(
         parts = _burst(workload, machine, calibration)
     elif isinstance(workload, FusedGemm):
         parts = _gemm(workload, machine, calibration, tuning or Tuning(), t_mma_s)
+    elif isinstance(workload, MoELayer):
+        parts = predicted_moe(workload, machine, calibration, tuning or Tuning(), t_mma_s)
     else:
         raise Infeasible(f"{type(workload).__name__} cannot be predicted yet.")
     if isinstance(workload, BurstTrain):
@@ -108,12 +112,16 @@ def predict(
             calibration_badge=calibration.badge, assumed=sorted(calibration.assumed)))
 
 
-def measure_t_mma(device: Device, workload: FusedGemm, tuning: Tuning,
+def measure_t_mma(device: Device, workload: FusedGemm | MoELayer, tuning: Tuning,
                   seed: int | None = None) -> float:
-    """Measure a tile's compute time on `device`, with stores off (s): makespan per wave."""
+    """Measure a tile's compute time on `device`, with stores off (s): makespan per wave.
+
+    Of an MoE layer that is the mean over both layers on the busiest GPU, waits for weights and
+    for each other's tiles included.
+    """
     program = build(workload, device.machine, tuning, stores="off")
     accepted = device.measure(program, seed).summary["accepted_s"]
-    return accepted / math.ceil(program.tasks[0].size / program.n_ctas)
+    return accepted / math.ceil(max(rows.size for rows in program.tasks) / program.n_ctas)
 
 
 def _burst(train: BurstTrain, machine: MachineSpec, cal: Calibration) -> dict[str, Any]:
@@ -208,9 +216,7 @@ def _gemm(gemm: FusedGemm, machine: MachineSpec, cal: Calibration, tuning: Tunin
              "n_waves": float(waves), "remote_bytes": float(np.asarray(run.remote_bytes)),
              "capacity_bytes": cal.capacity_at(k),
              "drain_bytes_per_s": float(np.asarray(run.drain_bytes_per_s)), **bounds}
-    copy = float(np.asarray(run.remote_bytes)) / (
-        cal.drain_bytes_per_s * lanes_used(machine, gemm.n_gpus))
-    compute = waves * t_mma + cal.issue_free_s(size)
+    compute, copy = (float(part) for part in unfused_gemm(gemm, machine, cal, run))
     unfused = {"compute_s": compute, "copy_s": copy,
                "total_s": float(law.unfused_time(compute, copy, 1.0))}
     return {"summary": best, "low": at(fast)[0], "high": at(slow)[0],

@@ -1,4 +1,7 @@
-"""The Burst-Gap law: what it says of bursts (`bursts`) and of staged tiles (`tiles`)."""
+"""The Burst-Gap law: bursts (`bursts`), staged tiles (`tiles`), rounds of unequal ones (`rounds`).
+
+`locality` says which weights a tile order finds in L2.
+"""
 
 from xstage_lab.law.bursts import (
     completion_coupled_period,
@@ -16,6 +19,14 @@ from xstage_lab.law.bursts import (
     train_bounds,
     train_total,
 )
+from xstage_lab.law.locality import fetch_time, missing_blocks
+from xstage_lab.law.rounds import (
+    Pieces,
+    RoundRun,
+    Rounds,
+    critical_path,
+    staged_rounds,
+)
 from xstage_lab.law.tiles import (
     REGIMES,
     Staged,
@@ -28,9 +39,14 @@ from xstage_lab.law.tiles import (
 
 __all__ = [
     "REGIMES",
+    "Pieces",
+    "RoundRun",
+    "Rounds",
     "Staged",
     "TileRun",
     "completion_coupled_period",
+    "critical_path",
+    "fetch_time",
     "floats",
     "incast",
     "is_free",
@@ -40,10 +56,12 @@ __all__ = [
     "issue_rate",
     "issue_time",
     "lockstep_issue_time",
+    "missing_blocks",
     "peak_backlog",
     "period",
     "recovery_gap",
     "regime",
+    "staged_rounds",
     "staged_tiles",
     "train_bounds",
     "train_total",

@@ -28,7 +28,7 @@ def tasks_of(moe: MoELayer, tuning: Tuning, n_ctas: int, gpu: int) -> Tasks:
     first["signals"] = np.repeat(np.arange(rows.size), n_first)
     second["waits_for"] = np.repeat(np.arange(rows.size), n_second)
     second["wait_count"] = n_first
-    when = (_waves if moe.order == "wave" else _interleaved)(moe, tuning, n_ctas, expert, rows)
+    when = _turns(moe, tuning, n_ctas, expert, rows)
     turn = np.concatenate([np.repeat(when[0], n_first), np.repeat(when[1], n_second)])
     return np.concatenate([first, second])[np.argsort(turn, kind="stable")]
 
@@ -41,6 +41,16 @@ def row_blocks(moe: MoELayer, tuning: Tuning, gpu: int) -> tuple[NDArray[np.int6
     index = np.arange(expert.size) - np.repeat(np.cumsum(n_blocks) - n_blocks, n_blocks)
     row = index * tuning.tile_m
     return expert, row, np.minimum(tuning.tile_m, held[expert] - row)
+
+
+def block_order(moe: MoELayer, tuning: Tuning, n_ctas: int,
+                gpu: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return in issue order the row blocks of a GPU: layer (0, 1), and index into `row_blocks`."""
+    expert, _, rows = row_blocks(moe, tuning, gpu)
+    turn = np.concatenate(_turns(moe, tuning, n_ctas, expert, rows))
+    order = np.argsort(turn, kind="stable")
+    layer, block = np.divmod(order, rows.size)
+    return layer, block
 
 
 def tiles_per_block(moe: MoELayer, tuning: Tuning) -> tuple[int, int]:
@@ -85,6 +95,12 @@ def _tiles(moe: MoELayer, tuning: Tuning, expert: NDArray[np.int64], row: NDArra
     tasks["panel"] = (2 * expert[block] + (not first)) * most + col
     tasks["panel_bytes"] = tasks["n"].astype(np.int64) * k * DTYPE_BYTES[moe.dtype]
     return tasks
+
+
+def _turns(moe: MoELayer, tuning: Tuning, n_ctas: int, expert: NDArray[np.int64],
+           rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """When each block's Linear-1 and Linear-2 have their turn."""
+    return (_waves if moe.order == "wave" else _interleaved)(moe, tuning, n_ctas, expert, rows)
 
 
 def _waves(moe: MoELayer, tuning: Tuning, n_ctas: int, expert: NDArray[np.int64],
