@@ -185,6 +185,16 @@ def _with_incast(gemm: FusedGemm, run: law.TileRun, staged: law.Staged) -> law.S
         stall_ratio=(staged.stall_ratio * staged.accepted_s + blocked) / slow)
 
 
+def unfused_gemm(gemm: FusedGemm, machine: MachineSpec, cal: Calibration,
+                 run: law.TileRun) -> tuple[Floats, Floats]:
+    """Compute-then-copy: time of the kernel that stores to its own memory, and of the copy (s)."""
+    n_tiles, k, t_mma, size, remote = law.floats(run.n_tiles, run.n_sms, run.t_mma_s,
+                                                 run.tile_bytes, run.remote_bytes)
+    issue = law.issue_free_time(size, cal.per_sm_bytes_per_s, cal.issue_latency_s)
+    copy = remote / (cal.drain_bytes_per_s * lanes_used(machine, gemm.n_gpus))
+    return np.ceil(n_tiles / k) * t_mma + issue, copy
+
+
 class PredictedMap(NamedTuple):
     """Predictions over a grid of tilings, shape of the broadcast arguments.
 
