@@ -135,12 +135,11 @@ def _rows(tiles: Tiles, is_burst: bool) -> Iterator[Event]:
 
 def _in_flight(tiles: Tiles) -> Iterator[Event]:
     """What is accepted and has not arrived, where arrival was seen."""
-    some = tiles[tiles["arrived_s"] > tiles["issue_end_s"]]
-    start, end = _ns(some["issue_end_s"]).tolist(), _ns(some["arrived_s"]).tolist()
+    accepted, arrived = _ns(tiles["issue_end_s"]), _ns(tiles["arrived_s"])
+    some = arrived > accepted
     digits = len(str(tiles["sm"].max()))
-    for i, (gpu, sm, row, t0, t1) in enumerate(zip(
-            some["gpu"].tolist(), some["sm"].tolist(), some["row"].tolist(), start, end,
-            strict=True)):
+    columns = (*(tiles[name][some] for name in ("gpu", "sm", "row")), accepted[some], arrived[some])
+    for i, (gpu, sm, row, t0, t1) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
         event = {"cat": "in flight", "id2": {"local": f"0x{i:x}"}, "pid": _GPU_ID + gpu,
                  "tid": _GPU_ID + gpu, "name": f"SM {sm:0{digits}d} in flight"}
         yield {"ph": "b", **event, "ts": t0 / 1e3, "args": {"tile": row}}
