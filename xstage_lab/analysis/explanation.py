@@ -10,8 +10,10 @@ from xstage_lab.units import text
 
 def explain(prediction: Prediction) -> list[str]:
     """Return what a colleague would say: the regime with its numbers, the remedy, the verdict."""
-    is_burst = "gap_s" in prediction.terms
-    sentences = _bursts(prediction) if is_burst else _tiles(prediction)
+    words = (_bursts if "gap_s" in prediction.terms else
+             _attention if "hidden_ratio" in prediction.terms else
+             _moe if "other_order_total_s" in prediction.terms else _tiles)
+    sentences = words(prediction)
     unsure = sorted(prediction.calibration.assumed)
     if unsure:
         low, high = prediction.low["accepted_s"], prediction.high["accepted_s"]
@@ -87,6 +89,31 @@ def _tiles(prediction: Prediction) -> list[str]:
     return sentences
 
 
+def _attention(prediction: Prediction) -> list[str]:
+    t, given, total = prediction.terms, prediction.parameters, prediction.summary["total_s"]
+    sentences = [
+        f"{prediction.regime.capitalize()} by {prediction.margin_ratio:.0%}: {given['tile_m']} "
+        f"queries loop over {given['sequence']} keys for {text('_s', t['t_mma_s'])}, then store "
+        f"{text('_bytes', t['tile_bytes'])} in {text('_s', t['issue_free_s'])}; "
+        f"{t['n_tiles']:.0f} tiles on {t['n_compute_sms']:.0f} SMs leave {t['idle_ratio']:.0%} of "
+        "their time idle."]
+    if given["n_gpus"] == 1:
+        return [*sentences, "On one GPU nothing is remote: there is nothing to fuse."]
+    alone, serial = t["compute_only_s"], t["serial_s"]
+    if given["mode"] == "serial":
+        return [*sentences, f"The all-to-all follows the attention, and its "
+                f"{text('_s', serial - alone)} of {text('_s', serial, 4)} are exposed."]
+    both = (f"{text('_s', total, 4)} against {text('_s', serial, 4)} one after the other and "
+            f"{text('_s', alone, 4)} for the attention alone")
+    hidden = (f"{t['hidden_ratio']:.0%} of the all-to-all is hidden" if total <= serial else
+              "Nothing of the all-to-all is hidden")
+    if given["mode"] == "fused":
+        return [*sentences, f"{hidden}: {both}.", _fuse(prediction, total)]
+    return [*sentences, f"{given['n_comm_sms']} SMs that only send reach "
+            f"{text('_bytes_per_s', t['send_bytes_per_s'])} and are missing in the attention.",
+            f"{hidden}: {both}."]
+
+
 def _drain_remedy(prediction: Prediction, drain: float, chain: float) -> str:
     destinations = prediction.parameters.get("destinations", "")
     if destinations == "row-owner-unrotated":
@@ -104,12 +131,61 @@ def _drain_remedy(prediction: Prediction, drain: float, chain: float) -> str:
 
 
 def _fuse(prediction: Prediction, total: float) -> str:
-    gain, unfused = prediction.fuse_gain_ratio, prediction.unfused["total_s"]
-    if prediction.unfused["copy_s"] == 0:
+    return fuse_words(total, prediction.unfused["total_s"], prediction.unfused["copy_s"])
+
+
+def fuse_words(fused_s: float, unfused_s: float, copy_s: float) -> str:
+    """Return in words whether to fuse, by the times fused and of compute-then-copy (s)."""
+    gain = unfused_s / fused_s - 1.0
+    if copy_s == 0:
         return "On one GPU nothing is remote: there is nothing to fuse."
-    both = f"{text('_s', total)} fused against {text('_s', unfused)} compute-then-copy"
+    both = f"{text('_s', fused_s)} fused against {text('_s', unfused_s)} compute-then-copy"
     if gain > 0.02:
         return f"Fusing pays: {both}, {1 + gain:.2f} times as fast."
     if gain < -0.02:
         return f"Do not fuse: {both}, it takes {1 / (1 + gain):.2f} times as long."
     return f"Fusing makes no difference: {both}."
+
+
+def _moe(prediction: Prediction) -> list[str]:
+    t, total = prediction.terms, prediction.summary["total_s"]
+    pace = (f"a tile of Linear-1 computes in {text('_s', t['t_mma_1_s'])}, one of Linear-2 in "
+            f"{text('_s', t['t_mma_2_s'])}, and a round of Linear-2 on all SMs drains in "
+            f"{text('_s', t['drain_s'])}")
+    margin = f"{prediction.regime.capitalize()} by {prediction.margin_ratio:.0%}"
+    if prediction.regime == "drain-bound":
+        head = (f"{margin}: {pace}; the {text('_bytes', t['remote_bytes'])} that a GPU sends are "
+                "the bottleneck, and no order of tiles changes that.")
+    elif prediction.regime == "capacity-bound":
+        head = (f"{margin}: {pace}; on average the path keeps up, but runs of Linear-2 store more "
+                f"than the {text('_bytes', t['capacity_bytes'])} it holds, and SMs wait "
+                f"{text('_s', t['room_wait_s'])} for room.")
+    elif prediction.regime == "issue-bound":
+        head = f"{margin}: {pace}; the SM's own store rate is the bottleneck."
+    else:
+        head = (f"{margin}: {pace}; the stores hide behind the MMA."
+                if math.isfinite(prediction.margin_ratio)
+                else f"Compute-bound: {pace}; nothing leaves the GPU.")
+    return [head, *_uneven(t), _other_order(prediction), _fuse(prediction, total)]
+
+
+def _uneven(t: dict[str, float]) -> list[str]:
+    """Say what uneven routing and a static schedule cost, where it is worth a sentence."""
+    found = []
+    if t["skew_ratio"] > 0.05:
+        found.append(f"The busiest GPU has {t['skew_ratio']:.0%} more rows than the mean and sets "
+                     "the time.")
+    if t["imbalance_ratio"] > 0.05:
+        found.append(f"Its busiest SM and waits for Linear-1 take {t['imbalance_ratio']:.0%} "
+                     "longer than the mean SM's tiles.")
+    return found
+
+
+def _other_order(prediction: Prediction) -> str:
+    total, other = prediction.summary["total_s"], prediction.terms["other_order_total_s"]
+    order = prediction.parameters["order"]
+    name = "In waves" if order == "interleaved" else "Interleaved"
+    if abs(other / total - 1) < 0.01:
+        return f"{name} it would take as long."
+    side = "longer" if other > total else "less"
+    return f"{name} it would take {text('_s', other)}, {abs(other / total - 1):.0%} {side}."

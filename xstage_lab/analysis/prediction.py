@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from xstage_lab import law
+from xstage_lab.analysis.attention import busiest_sm_tiles, predicted_attention
 from xstage_lab.analysis.calibration import Calibration
 from xstage_lab.analysis.moe import predicted_moe
 from xstage_lab.analysis.tilings import lanes_used, staged_gemm, t_mma_roofline, unfused_gemm
 from xstage_lab.devices.base import Device
-from xstage_lab.errors import Infeasible, require_number
+from xstage_lab.errors import require_number
 from xstage_lab.record import provenance
 from xstage_lab.schedule import build, parameters
 from xstage_lab.spec import (
@@ -22,8 +23,10 @@ from xstage_lab.spec import (
     MachineSpec,
     MoELayer,
     Tuning,
+    UlyssesAttention,
     Workload,
     check_feasible,
+    default_tuning,
 )
 
 DRIFTING_BURSTS = 20  # free-running producers drift apart within 5 to 20 bursts
@@ -96,7 +99,8 @@ def predict(
     elif isinstance(workload, MoELayer):
         parts = predicted_moe(workload, machine, calibration, tuning or Tuning(), t_mma_s)
     else:
-        raise Infeasible(f"{type(workload).__name__} cannot be predicted yet.")
+        tuning = tuning or default_tuning(workload, machine)
+        parts = predicted_attention(workload, machine, calibration, tuning, t_mma_s)
     if isinstance(workload, BurstTrain):
         tuning, n_ctas = None, workload.n_producers
     else:
@@ -112,15 +116,17 @@ def predict(
             calibration_badge=calibration.badge, assumed=sorted(calibration.assumed)))
 
 
-def measure_t_mma(device: Device, workload: FusedGemm | MoELayer, tuning: Tuning,
+def measure_t_mma(device: Device, workload: FusedGemm | MoELayer | UlyssesAttention, tuning: Tuning,
                   seed: int | None = None) -> float:
     """Measure a tile's compute time on `device`, with stores off (s): makespan per wave.
 
     Of an MoE layer that is the mean over both layers on the busiest GPU, waits for weights and
-    for each other's tiles included.
+    for each other's tiles included; of attention it is that of a tile that sees all keys.
     """
     program = build(workload, device.machine, tuning, stores="off")
     accepted = device.measure(program, seed).summary["accepted_s"]
+    if isinstance(workload, UlyssesAttention):
+        return accepted / busiest_sm_tiles(program, workload, tuning)
     return accepted / math.ceil(max(rows.size for rows in program.tasks) / program.n_ctas)
 
 
