@@ -54,6 +54,8 @@ def text(name: str, value: float | None, digits: int = 3) -> str:
     scaled = value * shown.scale
     if abs(scaled) < 1e-9:  # rounding left over from a difference, maybe with a sign
         scaled = 0.0
+    if shown.unit == "KiB" and abs(scaled) >= 1024**2:
+        return f"{scaled / 1024**2:.{digits}g} GiB"
     if shown.unit == "KiB" and abs(scaled) >= 1024:
         return f"{scaled / 1024:.{digits}g} MiB"
     if shown.unit == "us" and abs(scaled) >= 10_000:

@@ -3,6 +3,7 @@
 from xstage_lab.analysis.calibration import PARAMETERS, Calibration, Sample, published
 from xstage_lab.analysis.comparison import Comparison, compare, measured_regime
 from xstage_lab.analysis.explanation import explain
+from xstage_lab.analysis.interleaving import Interleaving, two_layers, verdict
 from xstage_lab.analysis.judgement import Verdict, judge
 from xstage_lab.analysis.moe import predict_moe_map
 from xstage_lab.analysis.prediction import Prediction, measure_t_mma, predict
@@ -15,6 +16,7 @@ __all__ = [
     "PARAMETERS",
     "Calibration",
     "Comparison",
+    "Interleaving",
     "PredictedMap",
     "Prediction",
     "Sample",
@@ -33,4 +35,6 @@ __all__ = [
     "predict_timings",
     "published",
     "t_mma_roofline",
+    "two_layers",
+    "verdict",
 ]

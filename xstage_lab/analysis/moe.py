@@ -15,6 +15,7 @@ from xstage_lab.analysis.calibration import Calibration
 from xstage_lab.analysis.tilings import PredictedMap, lanes_used
 from xstage_lab.schedule.moe import block_order, row_blocks, tiles_per_block
 from xstage_lab.spec import DTYPE_BYTES, MachineSpec, MoELayer, Tuning, smem_bytes
+from xstage_lab.spec.moe import ORDERS
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -125,17 +126,10 @@ class _Gpus(NamedTuple):
 
 
 def _gpus(moe: MoELayer, machine: MachineSpec, cal: Calibration, tuning: Tuning,
-          t_mma_s: float | None = None) -> _Gpus:
-    """Cut every kind of GPU into pieces, compute times scaled to `t_mma_s` where it is given."""
-    held, first, n_like = np.unique(moe.expert_rows.reshape(moe.n_gpus, -1), axis=0,
-                                    return_index=True, return_counts=True)
-    busy = held.sum(axis=1) > 0
-    kinds = [moe_tiles(moe, machine, tuning, int(gpu)) for gpu in first[busy]]
-    if t_mma_s is not None:
-        alone = max(law.critical_path(kind.pieces, kind.n_sms, kind.t_mma_s, 0 * kind.t_mma_s)[0]
-                    for kind in kinds)
-        scale = t_mma_s * max(kind.n_rounds for kind in kinds) / alone
-        kinds = [kind._replace(t_mma_s=kind.t_mma_s * scale) for kind in kinds]
+          mma_ratio: float = 1.0) -> _Gpus:
+    """Cut every kind of GPU into pieces; compute times are `mma_ratio` of the roofline's."""
+    kinds, n_like = _kinds(moe, machine, tuning)
+    kinds = [kind._replace(t_mma_s=mma_ratio * kind.t_mma_s) for kind in kinds]
     paths, stretch, spread = [], [], []
     for kind in kinds:
         issue = _issue_free_s(kind, cal)
@@ -145,7 +139,25 @@ def _gpus(moe: MoELayer, machine: MachineSpec, cal: Calibration, tuning: Tuning,
         paths.append(end)
         stretch.append(end / float(kind.mean(step).sum()))
         spread.append(apart)
-    return _Gpus(kinds, n_like[busy], np.array(paths), np.array(stretch), spread)
+    return _Gpus(kinds, n_like, np.array(paths), np.array(stretch), spread)
+
+
+def _kinds(moe: MoELayer, machine: MachineSpec,
+           tuning: Tuning) -> tuple[list[MoETiles], Ints]:
+    """Return the tiles of GPUs that differ in what is routed to them, and how many are alike."""
+    held, first, n_like = np.unique(moe.expert_rows.reshape(moe.n_gpus, -1), axis=0,
+                                    return_index=True, return_counts=True)
+    busy = held.sum(axis=1) > 0
+    return [moe_tiles(moe, machine, tuning, int(gpu)) for gpu in first[busy]], n_like[busy]
+
+
+def _measured_ratio(moe: MoELayer, machine: MachineSpec, tuning: Tuning,
+                    t_mma_s: float) -> float:
+    """Return measured over modelled time of the program with stores off."""
+    kinds, _ = _kinds(moe, machine, tuning)
+    alone = max(law.critical_path(kind.pieces, kind.n_sms, kind.t_mma_s, 0 * kind.t_mma_s)[0]
+                for kind in kinds)
+    return t_mma_s * max(kind.n_rounds for kind in kinds) / alone
 
 
 def _issue_free_s(kind: MoETiles, cal: Calibration) -> Floats:
@@ -186,11 +198,15 @@ def _round_run(moe: MoELayer, machine: MachineSpec, gpus: _Gpus, tuning: Tuning,
 def predicted_moe(moe: MoELayer, machine: MachineSpec, cal: Calibration, tuning: Tuning,
                   t_mma_s: float | None) -> dict[str, Any]:
     """Return the parts of a `Prediction`: the slowest GPU sets the times, means are over all."""
-    gpus = _gpus(moe, machine, cal, tuning, t_mma_s)
+    ratio = 1.0 if t_mma_s is None else _measured_ratio(moe, machine, tuning, t_mma_s)
+    gpus = _gpus(moe, machine, cal, tuning, ratio)
     run = _round_run(moe, machine, gpus, tuning, (cal, *cal.ends()))
     rounds = law.staged_rounds(run)
     best, low, high = (_summary(gpus, run, rounds, i) for i in range(3))
     terms = _terms(moe, machine, cal, tuning, gpus, run, rounds)
+    other = next(order for order in ORDERS if order != moe.order)
+    swapped = dataclasses.replace(moe, order=other)
+    terms["other_order_total_s"] = _best(swapped, machine, cal, tuning, ratio)["total_s"]
     regime, margin = _regime(terms, best["accepted_s"], tuning.issue_depth == 1)
     copy = terms["remote_bytes"] / terms["drain_bytes_per_s"]
     compute = terms["path_s"] + (terms["issue_free_s"] if tuning.issue_depth > 1 else 0.0)
@@ -200,6 +216,14 @@ def predicted_moe(moe: MoELayer, machine: MachineSpec, cal: Calibration, tuning:
             "terms": terms, "unfused": unfused,
             "fuse_gain_ratio": unfused["total_s"] / best["total_s"] - 1.0,
             "t_mma_source": "roofline" if t_mma_s is None else "measured"}
+
+
+def _best(moe: MoELayer, machine: MachineSpec, cal: Calibration, tuning: Tuning,
+          mma_ratio: float = 1.0) -> dict[str, float]:
+    """Return the summary from one calibration, without a band."""
+    gpus = _gpus(moe, machine, cal, tuning, mma_ratio)
+    run = _round_run(moe, machine, gpus, tuning, (cal,))
+    return _summary(gpus, run, law.staged_rounds(run), 0)
 
 
 def _summary(gpus: _Gpus, run: law.RoundRun, rounds: law.Rounds, i: int) -> dict[str, float]:
@@ -247,6 +271,7 @@ def _terms(moe: MoELayer, machine: MachineSpec, cal: Calibration, tuning: Tuning
         "drain_bytes_per_s": drain, "missed_bytes": kind.missed_bytes,
         "path_s": float(gpus.path_s[slowest]),
         "imbalance_ratio": float(gpus.stretch_ratio[slowest]) - 1.0,
+        "skew_ratio": float(moe.gpu_rows.max() / moe.gpu_rows.mean()) - 1.0,
         "room_wait_s": float(rounds.room_wait_s[0, slowest]),
         "compute_bound_s": chain, "issue_bound_s": issuing,
         "drain_bound_s": first + (remote - held) / drain if remote else 0.0,
@@ -285,9 +310,7 @@ def predict_moe_map(moe: MoELayer, machine: MachineSpec, calibration: Calibratio
     for at in zip(*np.nonzero(feasible), strict=True):
         rows, cols, depth, kind = (a[at].item() for a in grid)
         used = dataclasses.replace(tuning, tile_m=rows, tile_n=cols, issue_depth=depth)
-        gpus = _gpus(dataclasses.replace(moe, order=kind), machine, calibration, used)
-        run = _round_run(moe, machine, gpus, used, (calibration,))
-        found = _summary(gpus, run, law.staged_rounds(run), 0)
+        found = _best(dataclasses.replace(moe, order=kind), machine, calibration, used)
         total[at], accepted[at] = found["total_s"], found["accepted_s"]
         stall[at] = found["stall_ratio"]
     return PredictedMap(total, accepted, stall, needed.astype(float), feasible)

@@ -20,6 +20,7 @@ from xstage_lab.law.bursts import (
     train_total,
 )
 from xstage_lab.law.locality import fetch_time, missing_blocks
+from xstage_lab.law.orders import Orders, TwoLayers, compare_orders
 from xstage_lab.law.rounds import (
     Pieces,
     RoundRun,
@@ -39,11 +40,14 @@ from xstage_lab.law.tiles import (
 
 __all__ = [
     "REGIMES",
+    "Orders",
     "Pieces",
     "RoundRun",
     "Rounds",
     "Staged",
     "TileRun",
+    "TwoLayers",
+    "compare_orders",
     "completion_coupled_period",
     "critical_path",
     "fetch_time",
