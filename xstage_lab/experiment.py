@@ -7,9 +7,9 @@ import contextlib
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from xstage_lab.devices.base import Capabilities, Device
+from xstage_lab.devices.base import Capabilities, Device, settings
 from xstage_lab.errors import WorkerFailed, XStageError, require_number
 from xstage_lab.parallel import Job, Measured, measure, spread
 from xstage_lab.record import Record
@@ -163,6 +163,11 @@ class Logged:
     def capabilities(self) -> Capabilities:
         """Capabilities of the device."""
         return self.device.capabilities
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings of the device, by which its runs are told apart."""
+        return settings(self.device)
 
     def measure(self, program: Program, seed: int | None = None) -> Record:
         """Run `program` once on the device and log the record.

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from xstage_lab.devices.base import Capabilities, Device
+from xstage_lab.devices.base import Capabilities, Device, settings
 from xstage_lab.errors import DeviceLost, WorkerFailed, XStageError
 from xstage_lab.record import Record
 from xstage_lab.schedule import Program
@@ -44,6 +44,7 @@ class _Description(NamedTuple):
     badge: str
     machine: MachineSpec
     capabilities: Capabilities
+    settings: dict[str, Any]
 
 
 class Worker:
@@ -90,6 +91,11 @@ class Worker:
     def capabilities(self) -> Capabilities:
         """Capabilities of the device in the worker."""
         return self._describe().capabilities
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings of the device in the worker, by which its runs are told apart."""
+        return self._describe().settings
 
     @property
     def pid(self) -> int | None:
@@ -249,7 +255,8 @@ def _serve(pipe: Connection, limit_s: float) -> None:
 
 def _answer(device: Device, program: Program | None, seed: int | None) -> _Description | Record:
     if program is None:
-        return _Description(device.name, device.badge, device.machine, device.capabilities)
+        return _Description(device.name, device.badge, device.machine, device.capabilities,
+                            settings(device))
     return device.measure(program, seed=seed)
 
 

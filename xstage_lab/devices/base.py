@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol, runtime_checkable
+import dataclasses
+import hashlib
+import json
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from xstage_lab.errors import Infeasible
-from xstage_lab.record import Record
+from xstage_lab.record import Record, to_plain
 from xstage_lab.schedule import Program
 from xstage_lab.spec import FusedGemm, MachineSpec
 
@@ -75,3 +78,18 @@ def gemm_of(program: Program, device: str) -> FusedGemm:
         raise Infeasible(f"the {device} device does not run {type(program.workload).__name__}, "
                          "only burst trains and fused GEMMs; use the simulated device.")
     return program.workload
+
+
+def figures_digest(machine: MachineSpec) -> str:
+    """Return a short name of all of a machine's figures; equal names mean equal figures.
+
+    Two machines of one name differ where somebody entered other figures of the store path.
+    """
+    text = json.dumps(to_plain(dataclasses.asdict(machine)), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def settings(device: Device) -> dict[str, Any]:
+    """Return what the provenance of a device's records says of it besides names; may be empty."""
+    found: dict[str, Any] = getattr(device, "settings", {})
+    return found

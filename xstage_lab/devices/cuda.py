@@ -147,6 +147,12 @@ class CudaDevice:
             summary=summarize(tiles, run) | more, tiles=tiles, parameters=program.parameters(),
             provenance=self._provenance(program, seed, about))
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What a record's provenance says of the kernels."""
+        return {"destination": self.destination, "store_path": self.store_path,
+                "signal": self.signal}
+
     def abort(self) -> None:
         """End the run that is being measured; may be called from any thread."""
         self._watchdog.abort()
@@ -250,7 +256,7 @@ class CudaDevice:
             f"CUDA kernels on {n_run} x {facts.name}, stores to {to}",
             machine=self.machine.name, seed=seed, gpu=facts.name, arch=facts.arch,
             gpus=[gpu.facts.bus_id for gpu in self._gpus[:n_run]], n_gpus_run=n_run,
-            destination=self.destination, store_path=self.store_path, signal=self.signal,
+            **self.settings,
             clock_hz=self._clock_hz[0], clocks_hz=self._clock_hz[:n_run],
             left_out=self.left_out, **self._versions, **driver, **about)
 

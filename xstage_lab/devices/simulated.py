@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xstage_lab.devices import store_path
-from xstage_lab.devices.base import Capabilities
+from xstage_lab.devices.base import Capabilities, figures_digest
 from xstage_lab.devices.weight_cache import missed_bytes
 from xstage_lab.errors import UnknownFact, XStageError, require_number
 from xstage_lab.record import TILE, Record, Tiles, provenance, summarize
@@ -72,6 +72,10 @@ class SimulatedDevice:
         self.issue_jitter_ratio = issue_jitter_ratio
         self.chunks_per_tile = chunks_per_tile
         self.mirror = mirror
+        #: What a record's provenance says of the device, besides its name and its machine's.
+        self.settings = {"mma_jitter_ratio": mma_jitter_ratio,
+                         "issue_jitter_ratio": issue_jitter_ratio,
+                         "figures": figures_digest(machine)}
 
     def measure(self, program: Program, seed: int | None = None) -> Record:
         """Simulate `program`; the same seed gives the same record."""
@@ -97,9 +101,7 @@ class SimulatedDevice:
                 self.badge, self.name, f"discrete-event model of {self.machine.name}",
                 machine=self.machine.name, seed=seed, numba=numba.__version__,
                 assumed=sorted(self.machine.link.assumed | self.machine.assumed),
-                mma_jitter_ratio=self.mma_jitter_ratio,
-                issue_jitter_ratio=self.issue_jitter_ratio,
-                n_gpus_simulated=simulated),
+                n_gpus_simulated=simulated, **self.settings),
         )
 
     def _rows(

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xstage_lab.devices.base import Capabilities
+from xstage_lab.devices.base import Capabilities, figures_digest
 from xstage_lab.devices.sockets_processes import CHUNK_BYTES, Delivery, Job, Receipt, Work, now_ns
 from xstage_lab.devices.sockets_team import Team
 from xstage_lab.errors import (
@@ -180,6 +180,11 @@ class SocketsDevice:
         """Ids of the processes that run: producers, paced receivers, receiver of local stores."""
         return [] if self._team is None else self._team.pids
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What a record's provenance says of the machine: its path is made as it says."""
+        return {"figures": figures_digest(self.machine)}
+
     def close(self) -> None:
         """End the processes; a later measurement starts new ones."""
         with self._measuring:
@@ -276,7 +281,7 @@ class SocketsDevice:
         return provenance(
             self.badge, self.name,
             f"stream sockets, {platform.system()} {platform.release()}, {_n_cpus()} CPUs",
-            machine=self.machine.name, seed=seed, n_cpus=_n_cpus(),
+            machine=self.machine.name, seed=seed, n_cpus=_n_cpus(), **self.settings,
             load_average=os.getloadavg()[0], n_gpus_run=1, chunk_bytes=CHUNK_BYTES,
             **team.buffers, scheduling=team.scheduling,
             gap="busy" if self._spins else "sleep",
