@@ -25,6 +25,7 @@ SUBJECTS = (
     "coverage_intervals",
     "accuracy_bursts",
     "accuracy_gemm",
+    "accuracy_moe",
     "accuracy_sockets",
     "paper",
     "runlog",
