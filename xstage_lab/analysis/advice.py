@@ -1,0 +1,238 @@
+"""What a search found, as an answer: the best, the runner-up, whether to fuse, and why."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xstage_lab.analysis.calibration import Calibration
+from xstage_lab.analysis.candidates import Candidates, Choice, Floats
+from xstage_lab.analysis.explanation import explain, fuse_words
+from xstage_lab.analysis.prediction import Prediction, predict
+from xstage_lab.record import Record
+from xstage_lab.spec import MachineSpec
+from xstage_lab.units import text
+
+TIE_RATIO, NO_DIFFERENCE_RATIO = 0.001, 0.01
+
+
+class Found(NamedTuple):
+    """What a search measured.
+
+    Attributes
+    ----------
+    records : dict of int to Record
+        By place among the candidates.
+    local : (int, Record) or None
+        Of the candidate that is best for compute-then-copy, with stores to its own memory.
+    refused : dict of str to int
+        Why the device did not run candidates, and how many.
+    n_hopeful : int
+        Candidates that were not measured and may be faster by the law's error.
+    """
+
+    records: dict[int, Record]
+    local: tuple[int, Record] | None
+    refused: dict[str, int]
+    n_hopeful: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """A candidate, what the law says of it, and what was measured.
+
+    Attributes
+    ----------
+    predicted_s, measured_s : float
+        Time of all the work that was asked for; NaN where it was not measured.
+    record : Record or None
+    """
+
+    choice: Choice
+    predicted_s: float
+    measured_s: float
+    prediction: Prediction
+    record: Record | None
+
+    @property
+    def time_s(self) -> float:
+        """Measured time, else the predicted one."""
+        return self.predicted_s if math.isnan(self.measured_s) else self.measured_s
+
+    @property
+    def badge(self) -> str:
+        """What `time_s` is."""
+        return "PREDICTED" if self.record is None else str(self.record.provenance["badge"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """The best configuration of a space, and how sure that is.
+
+    Attributes
+    ----------
+    best : Outcome
+    runner_up : Outcome or None
+        The next that is not as fast to 0.1 %, or else the next; None where there is no other.
+    margin_ratio : float
+        By what the runner-up takes longer; NaN where there is none.
+    fuse_gain_ratio : float
+        The best compute-then-copy over the best, minus 1; NaN where nothing is remote.
+    fuse : str
+        The same in words.
+    explain : list of str
+        Why this one wins, and what limits the others.
+    n_measured, n_candidates : int
+    excluded : dict of str to int
+        Limits in words, and how many configurations each excludes.
+    provenance : dict
+        `predicted` and, where something was measured, `measured`.
+    """
+
+    best: Outcome
+    runner_up: Outcome | None
+    margin_ratio: float
+    fuse_gain_ratio: float
+    fuse: str
+    explain: list[str]
+    n_measured: int
+    n_candidates: int
+    excluded: dict[str, int]
+    provenance: dict[str, Any]
+
+    @property
+    def badges(self) -> list[str]:
+        """What the answer rests on."""
+        supposed = ["ASSUMED"] * bool(self.best.prediction.calibration.assumed)
+        return list(dict.fromkeys(["PREDICTED", *supposed, self.best.badge]))
+
+
+def measured_times(of: Candidates, records: Mapping[int, Record]) -> Floats:
+    """Measured times of all the work, NaN where not measured; shape (n,) (s).
+
+    Where a device cannot see the last byte arrive, it is the time to the last acceptance.
+    """
+    times = np.full(len(of), np.nan)
+    for i, record in records.items():
+        total = record.summary["total_s"]
+        times[i] = record.summary["accepted_s"] if math.isnan(total) else total
+    return times * of.work_ratio
+
+
+def answer(of: Candidates, machine: MachineSpec, calibrations: Mapping[str, Calibration],
+           found: Found) -> Answer:
+    """Make an answer of what was predicted and measured."""
+    measured = measured_times(of, found.records)
+    time, unknown = np.where(np.isnan(measured), of.total_s, measured), np.isnan(measured)
+    order = np.lexsort((of.smem_bytes, time.round(15), unknown))  # measured ones first
+    first = order[0]
+    like = np.where(unknown, of.total_s / of.total_s[first], time / time[first])  # beside like
+    ties = np.abs(like - 1) < TIE_RATIO
+
+    def outcome(i: int) -> Outcome:
+        choice = of.choice(i)
+        prediction = predict(choice.workload, machine, calibrations[choice.store_path],
+                             choice.tuning)
+        return Outcome(choice=choice, predicted_s=float(of.total_s[i]),
+                       measured_s=float(measured[i]), prediction=prediction,
+                       record=found.records.get(i))
+
+    best = outcome(int(first))
+    second = outcome(_runner_up(order, ties)) if len(of) > 1 else None
+    if second is not None and best.record is not None and second.record is None:
+        margin = second.predicted_s / best.predicted_s - 1.0  # like beside like
+    else:
+        margin = math.nan if second is None else second.time_s / best.time_s - 1.0
+    fused_s, unfused_s, copy_s, said = _unfused(of, machine, calibrations, found, best)
+    excluded = of.excluded | found.refused
+    origin = {"predicted": best.prediction.provenance}
+    if best.record is not None:
+        origin["measured"] = best.record.provenance
+    return Answer(
+        best=best, runner_up=second, margin_ratio=margin,
+        fuse_gain_ratio=unfused_s / fused_s - 1.0 if copy_s else math.nan,
+        fuse=f"{fuse_words(fused_s, unfused_s, copy_s)}{said}",
+        explain=[_first(best, len(of), int(np.sum(ties & (unknown == unknown[first]))) - 1),
+                 explain(best.prediction)[0],
+                 *_second(best, second, margin), *_others(of, int(first)),
+                 *_left_out(excluded), *_searched(of, measured, found)],
+        n_measured=len(found.records) + (found.local is not None), n_candidates=len(of),
+        excluded=excluded, provenance=origin)
+
+
+def _runner_up(order: NDArray[np.int64], ties: NDArray[np.bool_]) -> int:
+    behind = order[~ties[order]]
+    return int(behind[0] if behind.size else order[1])
+
+
+def _unfused(of: Candidates, machine: MachineSpec, calibrations: Mapping[str, Calibration],
+             found: Found, best: Outcome) -> tuple[float, float, float, str]:
+    """Time of the best, of the best compute-then-copy and of its copy alone; and what they are."""
+    copy_s = best.prediction.unfused["copy_s"]
+    if found.local is None or best.record is None:
+        return best.predicted_s, float(of.unfused_s.min()), copy_s, " Both are PREDICTED."
+    i, record = found.local
+    choice = of.choice(i)
+    copy = predict(choice.workload, machine, calibrations[choice.store_path],
+                   choice.tuning).unfused["copy_s"]
+    said = (f" Its compute ({choice.label()}) is {record.provenance['badge']}, its copy PREDICTED.")
+    fused_s = best.measured_s
+    if math.isnan(best.record.summary["total_s"]):  # nobody saw the last byte arrive
+        law = best.prediction.summary
+        fused_s += best.predicted_s * (1.0 - law["accepted_s"] / law["total_s"])
+    return (fused_s, float(of.work_ratio[i]) * (record.summary["accepted_s"] + copy),
+            copy_s, said)
+
+
+def _first(best: Outcome, n: int, n_ties: int) -> str:
+    known = "" if best.record is None else f" {best.badge}, {text('_s', best.predicted_s)}"
+    ties = (f" {n_ties:,} more as fast to 0.1%; of equals the one with least shared memory is "
+            "named." if n_ties else "")
+    return (f"The best of {n:,} is {best.choice.label()}: {text('_s', best.time_s)}{known} "
+            f"PREDICTED.{ties}")
+
+
+def _second(best: Outcome, second: Outcome | None, margin: float) -> list[str]:
+    if second is None:
+        return []
+    regime = second.prediction.regime
+    name = f"Runner-up: {second.choice.label()}, {text('_s', second.time_s)} {second.badge}"
+    if margin < -NO_DIFFERENCE_RATIO:
+        return [f"{name}, which the law takes for {-margin:.1%} faster, and nobody measured."]
+    if abs(margin) < NO_DIFFERENCE_RATIO:
+        return [f"{name}, no slower to speak of ({margin:.1%})."]
+    return [f"{name}, {margin:.1%} slower" + (f"; it is {regime}." if
+            regime != best.prediction.regime else f" and {regime} too.")]
+
+
+def _others(of: Candidates, best: int) -> list[str]:
+    if len(of) < 2:
+        return []
+    others = np.delete(np.arange(len(of)), best)
+    counts = Counter(of.regime[others].tolist()).most_common()
+    half = float(np.median(of.total_s[others])) / float(of.total_s[best])
+    return [f"The others: {', '.join(f'{n:,} {name}' for name, n in counts)}; half of them take "
+            f"{half:.2f} times as long or longer (PREDICTED)."]
+
+
+def _left_out(excluded: Mapping[str, int]) -> list[str]:
+    return [f"Left out: {n:,} ({reason.rstrip('.')})." for reason, n in excluded.items()]
+
+
+def _searched(of: Candidates, measured: Floats, found: Found) -> list[str]:
+    known = list(found.records)
+    if not known:
+        return ["Nothing was measured: the law alone says so."]
+    error = np.abs(of.total_s[known] / measured[known] - 1.0)
+    rest = ("" if len(known) == len(of) else
+            f"; by such errors {found.n_hopeful:,} of the others might still be faster, and a "
+            "larger budget would tell." if found.n_hopeful else
+            "; by such errors none of the others is expected to be faster.")
+    return [f"{len(known)} of {len(of):,} were measured; the law was off by "
+            f"{np.median(error):.1%} in the median and {error.max():.1%} at most{rest or '.'}"]
