@@ -24,11 +24,12 @@ class Sample(NamedTuple):
     Attributes
     ----------
     experiment : str
-        `filling` (not fitted), `zero-gap`, `isolated`, `plateau`, `control` or `fewer
-        producers`.
+        `filling` (not fitted), `zero-gap`, `isolated`, `plateau`, `control`, `fewer producers`;
+        single bursts also as `..., last` and `..., mean`.
     value_s : float
-        Steady period (filling, zero-gap), time to the last acceptance (fewer producers), else
-        mean issue span.
+        Steady period (filling, zero-gap), else mean issue span. `last` and `mean` are the last
+        acceptance and the mean span as they would be had all producers started at t0 and filled
+        the path to the end.
     """
 
     experiment: str

@@ -55,34 +55,49 @@ def fit(samples: Sequence[Sample]) -> Fit:
 
 
 def intervals(samples: Sequence[Sample], coverage: float = 0.9) -> list[tuple[float, float]]:
-    """Bootstrap an interval for each of t0, r_SM, R and Q, whole trains being drawn.
+    """Return an interval for each of t0, r_SM, R and Q.
 
-    Deviations are widened for the few degrees of freedom, n / (n - p) in variance and Student's
-    t for the normal quantile.
+    Of the plateau whole trains are drawn (bootstrap), widened for the few degrees of freedom. R
+    and Q are means over splits and over sizes of burst; trains of one kind share what it does to
+    the rate, so that it is the kinds that are taken as drawn, with Student's t for so few.
     """
-    from scipy import stats
-
-    groups = _groups(samples)
-    best = np.array(_parameters(*groups))
+    zero_gap, plateau, isolated = _groups(samples)
+    best = _parameters(zero_gap, plateau, isolated)
+    latency, per_sm, drain, held = best
+    n, p = plateau.k.size, 2
+    student = _student(coverage, max(n - p, 1))
+    wider = np.sqrt(n / max(n - p, 1)) * student / _student(coverage, 1e9)
     rng = np.random.default_rng(0)
     drawn = np.array([
-        _parameters(*(g.pick(rng.integers(0, g.k.size, g.k.size)) for g in groups))
+        _line(*plateau.pick(rng.integers(0, plateau.k.size, plateau.k.size))[1:])
         for _ in range(N_BOOTSTRAP)])
-    sizes, fitted = (groups[1].k.size, groups[1].k.size, groups[0].k.size, groups[2].k.size), (
-        2, 2, 1, 1)
     found = []
-    for i, (n, p) in enumerate(zip(sizes, fitted, strict=True)):
-        if not np.isfinite(best[i]):
-            found.append((float("inf"), float("inf")))
-            continue
-        freedom = max(n - p, 1)
-        wider = np.sqrt(n / freedom) * stats.t.ppf(0.5 + coverage / 2, freedom) / stats.norm.ppf(
-            0.5 + coverage / 2)
-        off = drawn[:, i][np.isfinite(drawn[:, i])] - best[i]
-        low, high = np.quantile(off, (0.5 - coverage / 2, 0.5 + coverage / 2)) * wider
-        least = 0.0 if i in (0, 3) else 1e-3 * best[i]  # a latency may be none, a rate may not
-        found.append((float(max(best[i] + low, least)), float(best[i] + high)))
+    for value, line, least in ((latency, drawn[:, 0], 0.0), (per_sm, drawn[:, 1], 1e-3 * per_sm)):
+        low, high = np.quantile(line - value, (0.5 - coverage / 2, 0.5 + coverage / 2)) * wider
+        found.append((max(value + float(low), least), value + float(high)))
+    rate, blocked = _rates(zero_gap, latency, per_sm)
+    rate, kinds = (rate[blocked], zero_gap.pick(np.flatnonzero(blocked))) if blocked.any() else (
+        rate, zero_gap)
+    of_split = [_center(rate[(kinds.k == k) & (kinds.size == b)])
+                for k, b in set(zip(kinds.k, kinds.size, strict=True))]
+    found.append(_spread(drain, of_split, coverage, 1e-3 * drain))
+    found.append(_spread(held, _full(isolated, latency, per_sm, drain), coverage, 0.0))
     return found
+
+
+def _spread(value: float, of_kind: Sequence[float] | Floats, coverage: float,
+            least: float) -> tuple[float, float]:
+    """Interval of a mean over kinds of train; just the value where there is one kind."""
+    n = len(of_kind)
+    if n < 2:
+        return value, value
+    half = float(np.std(of_kind, ddof=1)) / np.sqrt(n) * _student(coverage, n - 1)
+    return max(value - half, least), value + half
+
+
+def _student(coverage: float, freedom: float) -> float:
+    from scipy import stats
+    return float(stats.t.ppf(0.5 + coverage / 2, freedom))
 
 
 def checks(samples: Sequence[Sample], found: Fit, vendor_bytes_per_s: float,
@@ -135,10 +150,10 @@ def _arrays(samples: Sequence[Sample], experiment: str) -> _Arrays:
     return _Arrays(*np.array(rows, dtype=float).reshape(-1, 3).T)
 
 
-def issue_rate(samples: Sequence[Sample]) -> float:
-    """One SM's issue rate r_SM, from the plateau."""
+def free_issue(samples: Sequence[Sample]) -> tuple[float, float]:
+    """Start-up t0 and issue rate r_SM of one SM, from the plateau."""
     plateau = _arrays(samples, "plateau")
-    return _line(plateau.size, plateau.value)[1]
+    return _line(plateau.size, plateau.value)
 
 
 def _groups(samples: Sequence[Sample]) -> list[_Arrays]:
@@ -148,23 +163,23 @@ def _groups(samples: Sequence[Sample]) -> list[_Arrays]:
 
 
 def burst_end(samples: Sequence[Sample]) -> str:
-    """Which end of a burst tells Q: `, last` for the last acceptance, empty for the mean.
+    """Which end of a burst tells Q: `, last` acceptance or `, mean` span; empty if it has none.
 
     Producers that issued faster while the path still had room are done sooner. Where the path is
     shared, the others then get their share, and the last acceptance is when V - Q has drained.
     Where each SM's own limit stops it, nobody gets more, and the mean is. Half the producers tell
     the two apart: they hold as much, or half as much.
     """
-    zero_gap, plateau, whole, half = (_arrays(samples, name) for name in (
-        "zero-gap", "plateau", "isolated, last", "fewer producers, last"))
+    zero_gap, whole, half = (_arrays(samples, name) for name in (
+        "zero-gap", "isolated, last", "fewer producers, last"))
     if not half.k.size:
         return ", last" if whole.k.size else ""
-    latency, per_sm = _line(plateau.size, plateau.value)
+    latency, per_sm = free_issue(samples)
     drain = _center(_rates(zero_gap, latency, per_sm)[0])
     half = half.pick(np.flatnonzero(half.k == half.k.max()))
     held, held_by_half = (np.median(backlog) if (backlog := _backlogs(
         bursts, latency, per_sm, drain)).size else np.nan for bursts in (whole, half))
-    return "" if held_by_half < OWN_LIMIT_RATIO * held else ", last"
+    return ", mean" if held_by_half < OWN_LIMIT_RATIO * held else ", last"
 
 
 def _repeated(bursts: _Arrays) -> _Arrays:
@@ -180,20 +195,21 @@ def _parameters(zero_gap: _Arrays, plateau: _Arrays,
     if not blocked.any():  # R is at least the best rate, and nothing ever met Q
         return latency, per_sm, float(rate.max()), float("inf")
     drain = _center(rate[blocked])
-    return latency, per_sm, drain, _capacity(isolated, latency, per_sm, drain)
+    full = _full(isolated, latency, per_sm, drain)
+    return latency, per_sm, drain, float(full.mean()) if full.size else float("inf")
 
 
-def _capacity(isolated: _Arrays, latency: float, per_sm: float, drain: float) -> float:
-    """Q from the burst sizes that leave the largest backlogs, their repeats averaged.
+def _full(isolated: _Arrays, latency: float, per_sm: float, drain: float) -> Floats:
+    """Q as each size of burst gives it that fills all there is, its repeats averaged.
 
     Right past the knee buffers at the destination may still fill, so that a burst shows less than
     the path holds.
     """
     backlog = _backlogs(isolated, latency, per_sm, drain)
     size = isolated.size[_past_knee(isolated, latency, per_sm, drain)]
-    of_size = np.array([_center(backlog[size == b]) for b in set(size)])
-    full = of_size >= FULL_RATIO * of_size.max(initial=0.0)
-    return float(of_size[full].mean()) if of_size.size else float("inf")
+    of_size: Floats = np.array([_center(backlog[size == b]) for b in set(size)])
+    most = of_size.max(initial=0.0)
+    return np.asarray(of_size[of_size >= FULL_RATIO * most])
 
 
 def _rates(zero_gap: _Arrays, latency: float, per_sm: float,

@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 
 from xstage_lab.analysis.calibration import PARAMETERS, Calibration, Sample
-from xstage_lab.analysis.fit import checks, fit, intervals, issue_rate
+from xstage_lab.analysis.fit import checks, fit, free_issue, intervals
 from xstage_lab.devices.base import Device
 from xstage_lab.errors import XStageError, require_number
 from xstage_lab.record import Record
@@ -31,7 +31,7 @@ MOST_DOUBLINGS = 20
 LONGEST_BURST_S, LARGEST_BURST_BYTES = 1.0, 2**30  # no path holds more
 STORE_BYTES = 16         # kernels store so many bytes at a time
 SETTLED_RATIO = 1.02     # a backlog that grows less per doubling has met the capacity
-EXPECTED_SAMPLES = 90    # for the progress alone
+EXPECTED_SAMPLES = 120    # for the progress alone
 
 
 def calibrate(
@@ -133,6 +133,8 @@ class _Protocol:
         self.samples: list[Sample] = []
         self.n_trains = 0
         self.path_share = math.nan  # r_SM / R once both are known
+        self.early_s = 0.0          # by which the path is busy before t0
+        self.starts: list[float] = []
 
     def run(self, burst_bytes: int) -> Iterator[Sample]:
         """Yield every sample of the four experiments."""
@@ -152,7 +154,9 @@ class _Protocol:
         below = min(0.4 * knee, burst_bytes)  # t0 is lost in the spans of much larger ones
         for b in self.repeated([int(below * share) for share in (0.25, 0.5, 0.75, 1.0)]):
             yield from self.train("plateau", k, b, gap, N_PLATEAU_BURSTS)
-        self.path_share = issue_rate(self.samples) / drain
+        latency, per_sm = free_issue(self.samples)
+        self.path_share = per_sm / drain
+        self.early_s = latency * (1 - float(np.mean(self.starts)))
         past = sorted({int(b) for b in (1.5 * knee, 2 * knee, 3 * knee, largest)})
         for b in self.repeated(past):
             yield from self.train("isolated", k, b, 0.0, 1)
@@ -235,9 +239,12 @@ class _Protocol:
             raise XStageError(f"calibration: {experiment} trains of {k} x {b} bytes have no "
                               f"{key}; the device must report it.")
         found = [Sample(experiment, k, workload.burst_bytes, workload.gap_s, value)]
+        if experiment == "plateau":
+            self.starts.append(first_starts(record, self.path_share))
         if experiment in ("isolated", "fewer producers") and self.path_share > 0:
-            found.append(found[0]._replace(
-                experiment=f"{experiment}, last", value_s=filled_span(record, self.path_share)))
+            ends = {"mean": value, "last": filled_span(record, self.path_share)}
+            found += [found[0]._replace(experiment=f"{experiment}, {end}",
+                                        value_s=span + self.early_s) for end, span in ends.items()]
         self.samples += found
         yield from found
         return found[-1].value_s
@@ -267,3 +274,26 @@ def filled_span(record: Record, path_share: float) -> float:
     left = np.arange(ends.size - 1, 0, -1)  # producers still issuing after each but the last
     idle = np.diff(ends) * (1 - np.minimum(left * path_share, 1.0))
     return float(ends[-1] - bursts["issue_start_s"].min() - idle.sum())
+
+
+def first_starts(record: Record, path_share: float) -> float:
+    """When the path is filled, over the mean start-up of a producer: 1 unless some are earlier.
+
+    Producers' spans of free bursts vary as their start-ups do. The path drains as fast as it can
+    once enough of them have started.
+
+    Parameters
+    ----------
+    record : Record
+        Of a train of free bursts, with times per tile.
+    path_share : float
+        Share of the path that one producer fills, r_SM / R.
+    """
+    if record.tiles is None:
+        return 1.0
+    bursts = record.tiles[record.tiles["gpu"] == 0]
+    spans = (bursts["issue_end_s"] - bursts["issue_start_s"]).reshape(N_PLATEAU_BURSTS, -1)
+    spans = np.sort(spans, axis=1) / spans.mean(axis=1, keepdims=True)
+    started = np.arange(1, spans.shape[1])
+    idle = np.diff(spans, axis=1) * (1 - np.minimum(started * path_share, 1.0))
+    return float((spans[:, 0] + idle.sum(axis=1)).mean())
