@@ -26,6 +26,7 @@ SUBJECTS = (
     "accuracy_bursts",
     "accuracy_gemm",
     "accuracy_moe",
+    "accuracy_ulysses",
     "accuracy_sockets",
     "paper",
     "runlog",
