@@ -63,6 +63,7 @@ PARTS = (
     part("plots", "numpy bokeh"),
     part("export", "numpy bokeh"),
     part("lab", "numpy bokeh ipywidgets jupyter_bokeh IPython"),
+    part("command_workloads"),
     part("command"),
     part("command_timings"),
     part("__init__"),
@@ -78,8 +79,10 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 UNIT = re.compile(r"(^|_)(s|hz|bytes|bytes_per_s|flop|flop_per_s|ratio)$|^n_")
-# A factor of a display, and arrays whose two rows have units of their own.
-UNITLESS = {"Display.scale", "Record.backlog", "State.backlog"}
+# A factor of a display; pairs whose halves have units of their own; what has the unit that the
+# form names.
+UNITLESS = {"Display.scale", "Record.backlog", "State.backlog", "Sweep.points", "Form.bounds",
+            "Fitted.parameter"}
 FLOAT = re.compile(r"\bfloat(16|32|64|ing)?\b|\bFloat\w*\b", re.IGNORECASE)
 
 TOP_LEVEL = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from strategies import JUNK, MIB, log_floats, machine_of
 
 from xstage_lab import catalog, law
+from xstage_lab.__main__ import main
 from xstage_lab.analysis import (
     Calibration,
     calibrate,
@@ -387,3 +389,52 @@ def test_a_calibrated_device_is_foretold() -> None:
     found = predict(attention, machine, calibrate(device), TUNING, t_mma)
     record = device.measure(build(attention, machine, TUNING), 2)
     assert abs(compare(found, record).error_ratio["total_s"]) < 0.05
+
+
+# The command line.
+
+FLUX = ("--workload", "ulysses", "--model", "FLUX.1-1024")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_compare_on_the_command_line(capsys: pytest.CaptureFixture[str], mode: str) -> None:
+    """Prediction, measurement, their error and what is hidden are printed for every mode."""
+    assert main(["compare", *FLUX, "--gpus", "4", "--tokens", "2000", "--mode", mode, "--causal",
+                 "--depth", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert abs(found["error_ratio"]["total_s"]) < 0.05
+    assert found["t_mma_source"] == "measured"
+    assert found["provenance"]["measured"]["badge"] == "SIMULATED"
+    assert "hidden_ratio" in found["terms"]
+
+
+def test_predict_takes_model_and_tile(capsys: pytest.CaptureFixture[str]) -> None:
+    """The shape is that of the model unless tokens say otherwise, the tile what was asked for."""
+    assert main(["predict", *FLUX, "--tile", "64x128x64"]) == 0
+    told = capsys.readouterr().out
+    assert "sequence = 4608, heads = 24" in told
+    assert "tile_m = 64, tile_n = 128" in told
+    assert "64 queries loop over 4608 keys" in told
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (("--model", "Z-Image"), ("n_gpus = 8", "divisors of heads = 30")),
+    (("--model", "FLUX"), ("FLUX.1-1024",)),
+    (("--gpus", "5"), ("n_gpus = 5", "24")),
+    (("--tokens", "7"), ("sequence = 7 tokens", "from 8")),
+    (("--tokens", "some"), ("sequence = 'some'",)),
+    (("--mode", "dedicated", "--comm-sms", "148"), ("n_comm_sms = 148 SMs", "1 to 147")),
+    (("--mode", "fast"), ("fast", "fused")),
+    (("--tile", "256x256x64"), ("256x256x64", "KiB", "227")),
+    (("--m", "512"), ("--m is an option of --workload fused-gemm", "ulysses")),
+    (("--machine", "RTX-PRO-5000"), ("bf16_flop_per_s", "RTX-PRO-5000")),
+], ids=lambda value: " ".join(value))
+def test_impossible_options_end_with_one_line(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: tuple[str, ...]
+) -> None:
+    """Whatever cannot be ends with status 2 and one line that says why."""
+    assert main(["predict", *FLUX, *arguments]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.count("\n") == 1
+    assert all(words in told.err for words in said)

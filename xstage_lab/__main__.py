@@ -138,23 +138,36 @@ def _add_timings(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_workload(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--workload", default="fused-gemm", help="burst or fused-gemm (default)")
+    parser.add_argument("--workload", default="fused-gemm", help="burst, fused-gemm (default) "
+                        "or ulysses")
     parser.add_argument("--gpus", type=_number, help="GPUs taking part (default: burst 2, or all "
-                        "of a full mesh; fused-gemm 8)")
+                        "of a full mesh; others 8)")
     burst = parser.add_argument_group("burst train")
     burst.add_argument("--producers", type=_number, help="producers K (default: every SM)")
     burst.add_argument("--bytes", type=_number, help="burst of one producer, B (default 32768)")
     burst.add_argument("--gap", type=_number, help="gap G in seconds (default 3e-6)")
     burst.add_argument("--bursts", type=_number, help="bursts of each producer, N (default 50)")
     burst.add_argument("--sync", help="free (default) or lockstep")
+    tiles = parser.add_argument_group("tiles of all but burst trains")
+    tiles.add_argument("--tile", help="MxNxK (default 128x128x64; of attention M queries and N "
+                       "keys, by default what fits)")
+    tiles.add_argument("--depth", type=_number, help="issue depth (default 2)")
     gemm = parser.add_argument_group("fused GEMM, each GPU's own")
     for name, size in (("m", 8192), ("n", 8192), ("k", 4096)):
         gemm.add_argument(f"--{name}", type=_number, help=f"elements (default {size})")
-    gemm.add_argument("--tile", help="MxNxK (default 128x128x64)")
-    gemm.add_argument("--depth", type=_number, help="issue depth (default 2)")
     gemm.add_argument("--destinations", help="round-robin (default), row-owner, "
                       "row-owner-unrotated or hot:SHARE")
     gemm.add_argument("--out-dtype", help="bf16 (default) or fp32")
+    model = parser.add_argument_group("a model's layer")
+    model.add_argument("--model", help="a published shape (default: ulysses Wan2-14B-480p)")
+    model.add_argument("--tokens", type=_number,
+                       help="of the whole sequence (default: the model's)")
+    ulysses = parser.add_argument_group("Ulysses attention")
+    ulysses.add_argument("--mode", help="fused (default), dedicated or serial")
+    ulysses.add_argument("--causal", action="store_true", default=None,
+                         help="queries see the keys up to their own")
+    ulysses.add_argument("--comm-sms", type=_number, help="of dedicated: SMs that only send "
+                         "(default 16)")
 
 
 def _joined(arguments: Sequence[str]) -> list[str]:

@@ -14,23 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xstage_lab import analysis, catalog
+from xstage_lab.command_workloads import workload_of
 from xstage_lab.device_choice import device_name, device_of, machine_of, maker_of
 from xstage_lab.devices.base import Device
-from xstage_lab.errors import InvalidValue, UnknownName, XStageError
+from xstage_lab.errors import InvalidValue, XStageError
 from xstage_lab.record import SUMMARY_KEYS, Record
 from xstage_lab.schedule import build
-from xstage_lab.spec import BurstTrain, FusedGemm, MachineSpec, Tuning, Workload
+from xstage_lab.spec import BurstTrain, MachineSpec, Tuning, UlyssesAttention, Workload
 from xstage_lab.units import text
 
 if TYPE_CHECKING:
     from xstage_lab.lab.panel import Panel
-
-#: Options that only one workload has, and what they are where they are left out.
-WORKLOAD_DEFAULTS: dict[str, dict[str, Any]] = {
-    "burst": {"producers": None, "bytes": 32768, "gap": 3e-6, "bursts": 50, "sync": "free"},
-    "fused-gemm": {"m": 8192, "n": 8192, "k": 4096, "tile": "128x128x64", "depth": 2,
-                   "destinations": "round-robin", "out_dtype": "bf16"},
-}
 
 Result = tuple[dict[str, Any], list[str]]
 
@@ -175,6 +169,8 @@ def export(options: argparse.Namespace) -> Result:
         settings |= {name: getattr(workload, name) for name in
                      ("n_producers", "burst_bytes", "gap_s", "n_bursts", "sync")}
         return _exported(BurstGap(**settings), options.out or "exports")
+    if isinstance(workload, UlyssesAttention):
+        raise XStageError(f"there is no panel to export {options.workload} from yet.")
     settings |= {name: getattr(workload, name) for name in
                  ("m", "n", "k", "n_gpus", "destinations", "out_dtype")}
     settings |= {name: getattr(tuning, name) for name in
@@ -229,8 +225,9 @@ def predict_and_measure(
     elif cal is None:
         cal = supplied(options, analysis.published(machine))
     t_mma_s = None
-    if isinstance(workload, FusedGemm) and device.capabilities.any_program:
-        t_mma_s = analysis.measure_t_mma(device, workload, tuning or Tuning(), _seed(options))
+    if tuning is not None and not isinstance(workload, BurstTrain) and (
+            device.capabilities.any_program):
+        t_mma_s = analysis.measure_t_mma(device, workload, tuning, _seed(options))
     prediction = analysis.predict(workload, machine, cal, tuning, t_mma_s)
     return prediction, device.measure(build(workload, machine, tuning), _seed(options))
 
@@ -255,45 +252,6 @@ def supplied(options: argparse.Namespace, cal: analysis.Calibration) -> analysis
         del given["drain_bytes_per_s"]  # there it is the pace that was measured at
     given = {name: value for name, value in given.items() if value is not None}
     return cal.override(**given) if given else cal
-
-
-def workload_of(
-    options: argparse.Namespace, machine: MachineSpec
-) -> tuple[Workload, Tuning | None]:
-    """Build the workload and its tuning from the options."""
-    _refuse_other_options(options)
-    if options.workload == "burst":
-        return BurstTrain(
-            n_producers=machine.n_sms if options.producers is None else options.producers,
-            burst_bytes=options.bytes, gap_s=options.gap, n_bursts=options.bursts,
-            sync=options.sync,
-            n_gpus=machine.full_rate_gpus if options.gpus is None else options.gpus), None
-    if options.workload != "fused-gemm":
-        raise UnknownName("workload", options.workload, ("burst", "fused-gemm"))
-    gemm = FusedGemm(m=options.m, n=options.n, k=options.k,
-                     n_gpus=min(8, machine.max_gpus) if options.gpus is None else options.gpus,
-                     destinations=options.destinations, out_dtype=options.out_dtype)
-    tile_m, tile_n, tile_k = _tile(options.tile)
-    return gemm, Tuning(tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, issue_depth=options.depth)
-
-
-def _refuse_other_options(options: argparse.Namespace) -> None:
-    """Refuse options of the workload that was not asked for: they would be dropped unread."""
-    for workload, defaults in WORKLOAD_DEFAULTS.items():
-        for name, default in defaults.items():
-            given = getattr(options, name)
-            if given is None:
-                setattr(options, name, default)
-            elif workload != options.workload:
-                raise XStageError(f"--{name.replace('_', '-')} is an option of --workload "
-                                  f"{workload}; the workload here is {options.workload}.")
-
-
-def _tile(tile: str) -> tuple[int, int, int]:
-    parts = tile.lower().split("x")
-    if len(parts) != 3 or not all(part.isascii() and part.isdigit() for part in parts):
-        raise InvalidValue("tile", tile, "MxNxK in elements", remedy="For example 128x128x64.")
-    return int(parts[0]), int(parts[1]), int(parts[2])
 
 
 def _seed(options: argparse.Namespace) -> int:

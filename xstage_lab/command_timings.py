@@ -9,7 +9,6 @@ from pathlib import Path
 from xstage_lab import analysis, timings
 from xstage_lab import trace as traces
 from xstage_lab.command import (
-    WORKLOAD_DEFAULTS,
     Result,
     beside,
     measured,
@@ -17,6 +16,7 @@ from xstage_lab.command import (
     stored_calibration,
     supplied,
 )
+from xstage_lab.command_workloads import WORKLOAD_DEFAULTS
 from xstage_lab.device_choice import machine_of
 from xstage_lab.errors import XStageError
 from xstage_lab.record import Record
