@@ -19,6 +19,7 @@ from xstage_lab.spec import (
     FusedGemm,
     LinkSpec,
     MachineSpec,
+    MoELayer,
     Tuning,
     check_feasible,
 )
@@ -227,3 +228,13 @@ def test_anything_is_taken_or_refused_in_words(spec: object, data: st.DataObject
     except XStageError as error:
         message = str(error)
     assert field in message
+
+
+def test_balanced_routing_is_the_same_on_every_gpu() -> None:
+    """Even one token's few rows are spread over the GPUs, and none is lost."""
+    for tokens in (1, 3, 64, 1000):
+        moe = MoELayer(tokens=tokens, hidden=64, intermediate=64, experts=48, top_k=5)
+        held = moe.expert_rows.reshape(moe.n_gpus, -1)
+        assert (held == held[0]).all()
+        assert held.sum() == tokens * moe.n_gpus * moe.top_k
+        assert np.ptp(moe.expert_rows) <= 1

@@ -27,7 +27,7 @@ def tasks_of(attention: UlyssesAttention, tuning: Tuning, n_ctas: int, gpu: int)
         return np.concatenate([tiles, copies])
     tiles["signals"][away] = copies["waits_for"] = np.arange(away.size)
     copies["wait_count"] = 1
-    return _side_by_side(tiles, copies, n_ctas, attention.n_comm_sms)
+    return side_by_side(tiles, copies, n_ctas, attention.n_comm_sms)
 
 
 def _query_tiles(attention: UlyssesAttention, tuning: Tuning, gpu: int) -> Tasks:
@@ -58,7 +58,7 @@ def _query_tiles(attention: UlyssesAttention, tuning: Tuning, gpu: int) -> Tasks
     return tasks
 
 
-def _side_by_side(tiles: Tasks, copies: Tasks, n_ctas: int, n_comm: int) -> Tasks:
+def side_by_side(tiles: Tasks, copies: Tasks, n_ctas: int, n_comm: int) -> Tasks:
     """Compute on the first CTAs and send on the last ones; who has less to do ends with nothing."""
     n_compute = n_ctas - n_comm
     n_turns = max(-(-tiles.size // n_compute), -(-copies.size // n_comm))

@@ -96,10 +96,11 @@ class MoELayer:
         rows, most = self.tokens * self.n_gpus * self.top_k, self.tokens * self.n_gpus
         if isinstance(self.routing, tuple | list):
             return _histogram(self.routing, self.experts, rows, most)
+        if self.routing == "balanced":  # the same on every GPU, however few rows there are
+            return np.diff(np.arange(self.experts + 1) * rows // self.experts)
         exponent = _exponent(self.routing)
-        rank = np.arange(1, self.experts + 1, dtype=np.float64)
-        if self.routing != "balanced":
-            rank = np.random.default_rng(_PLACEMENT_SEED).permutation(rank)
+        rank = np.random.default_rng(_PLACEMENT_SEED).permutation(
+            np.arange(1, self.experts + 1, dtype=np.float64))
         return _apportion(np.power(rank, -exponent), rows, most)
 
     @property
@@ -115,8 +116,6 @@ class MoELayer:
 
 
 def _exponent(routing: str) -> float:
-    if routing == "balanced":
-        return 0.0
     try:
         kind, text = str(routing).split(":")
         exponent = float(text)
