@@ -30,7 +30,6 @@ class MoETiles(NamedTuple):
     Attributes
     ----------
     t_mma_s, tile_bytes, remote_bytes : of one tile: compute time, output, stored to others
-    n_slack_rounds : rounds by which Linear-2 trails its Linear-1
     missed_bytes : weights fetched from memory
     """
 
@@ -40,7 +39,6 @@ class MoETiles(NamedTuple):
     t_mma_s: Floats
     tile_bytes: Floats
     remote_bytes: Floats
-    n_slack_rounds: float
     missed_bytes: float
 
     @property
@@ -48,11 +46,9 @@ class MoETiles(NamedTuple):
         """Tiles of the busiest SM."""
         return -(-self.n_tiles // self.n_sms)
 
-    def mean(self, values: Floats) -> Floats:
-        """Mean over the tiles of each round."""
-        n = self.pieces.n_tiles
-        total = np.bincount(self.pieces.round, n * values, self.n_rounds)
-        return total / np.bincount(self.pieces.round, n, self.n_rounds)
+    def per_sm(self, values: Floats) -> Floats:
+        """Sum over the tiles of each round, for one SM."""
+        return np.bincount(self.pieces.round, self.pieces.n_tiles * values) / self.n_sms
 
 
 def moe_tiles(moe: MoELayer, machine: MachineSpec, tuning: Tuning, gpu: int) -> MoETiles:
@@ -84,8 +80,9 @@ def moe_tiles(moe: MoELayer, machine: MachineSpec, tuning: Tuning, gpu: int) -> 
     size = np.where(layer == 0, 0.5 * element, DTYPE_BYTES[moe.out_dtype]) * area
     n_second = rows.size * tiles_per_block(moe, tuning)[1]
     share = np.where(layer == 1, 1 - n_second // moe.n_gpus / max(n_second, 1), 0.0)
-    return MoETiles(pieces, k, int(start[-1]), compute, size[strip], (size * share)[strip],
-                    _slack(layer, block, start) / k, missed)
+    n_tiles = int(start[-1])
+    return MoETiles(pieces, min(k, n_tiles), n_tiles, compute, size[strip], (size * share)[strip],
+                    missed)
 
 
 def _with_misses(machine: MachineSpec, pieces: law.Pieces, compute: Floats,
@@ -98,31 +95,24 @@ def _with_misses(machine: MachineSpec, pieces: law.Pieces, compute: Floats,
     return np.where(panel_bytes > 0, fetched, compute), float(missed.sum())
 
 
-def _slack(layer: Ints, block: Ints, start: Ints) -> float:
-    """Tiles between the end of a block's Linear-1 and its Linear-2, the median block's."""
-    if not block.size:
-        return 0.0
-    end, begin = np.zeros(block.max() + 1), np.full(block.max() + 1, np.inf)
-    np.maximum.at(end, block[layer == 0], start[1:][layer == 0])
-    np.minimum.at(begin, block[layer == 1], start[:-1][layer == 1])
-    return float(np.median(np.maximum(begin - end, 0)))
-
-
 class _Gpus(NamedTuple):
-    """The kinds of GPU by what is routed to them, with their critical paths.
-
-    Attributes
-    ----------
-    kinds, n_like : the tiles of each kind, and how many GPUs are of it
-    stretch_ratio : critical path over the mean SM's time; any calibration's rounds are stretched so
-    spread_s : by kind, how far SMs drift apart, by round
-    """
+    """GPUs by what is routed to them: their tiles, how many are alike, their schedules."""
 
     kinds: list[MoETiles]
     n_like: Ints
-    path_s: Floats
-    stretch_ratio: Floats
-    spread_s: list[Floats]
+    paths: list[law.SchedulePath]
+
+
+def rounds_of_gpu(moe: MoELayer, machine: MachineSpec, cal: Calibration, tuning: Tuning,
+                  gpu: int) -> tuple[MoETiles, law.RoundRun, law.Rounds]:
+    """Return the tiles of one GPU, its rounds, and what the law says of them.
+
+    The arrays of rounds have shape (1, 1, n_rounds).
+    """
+    kind = moe_tiles(moe, machine, tuning, gpu)
+    gpus = _Gpus([kind], np.ones(1, np.int64), [_path(kind, cal, tuning)])
+    run = _round_run(moe, machine, gpus, tuning, (cal,))
+    return kind, run, law.staged_rounds(run)
 
 
 def _gpus(moe: MoELayer, machine: MachineSpec, cal: Calibration, tuning: Tuning,
@@ -130,16 +120,13 @@ def _gpus(moe: MoELayer, machine: MachineSpec, cal: Calibration, tuning: Tuning,
     """Cut every kind of GPU into pieces; compute times are `mma_ratio` of the roofline's."""
     kinds, n_like = _kinds(moe, machine, tuning)
     kinds = [kind._replace(t_mma_s=mma_ratio * kind.t_mma_s) for kind in kinds]
-    paths, stretch, spread = [], [], []
-    for kind in kinds:
-        issue = _issue_free_s(kind, cal)
-        step = _step_s(kind, issue, tuning)
-        late = 0 * issue if tuning.issue_depth == 1 else issue
-        end, apart = law.critical_path(kind.pieces, kind.n_sms, step, late)
-        paths.append(end)
-        stretch.append(end / float(kind.mean(step).sum()))
-        spread.append(apart)
-    return _Gpus(kinds, n_like, np.array(paths), np.array(stretch), spread)
+    return _Gpus(kinds, n_like, [_path(kind, cal, tuning) for kind in kinds])
+
+
+def _path(kind: MoETiles, cal: Calibration, tuning: Tuning) -> law.SchedulePath:
+    issue = _issue_free_s(kind, cal)
+    late = 0 * issue if tuning.issue_depth == 1 else issue
+    return law.critical_path(kind.pieces, kind.n_sms, _step_s(kind, issue, tuning), late)
 
 
 def _kinds(moe: MoELayer, machine: MachineSpec,
@@ -155,7 +142,7 @@ def _measured_ratio(moe: MoELayer, machine: MachineSpec, tuning: Tuning,
                     t_mma_s: float) -> float:
     """Return measured over modelled time of the program with stores off."""
     kinds, _ = _kinds(moe, machine, tuning)
-    alone = max(law.critical_path(kind.pieces, kind.n_sms, kind.t_mma_s, 0 * kind.t_mma_s)[0]
+    alone = max(law.critical_path(kind.pieces, kind.n_sms, kind.t_mma_s, 0 * kind.t_mma_s).end_s
                 for kind in kinds)
     return t_mma_s * max(kind.n_rounds for kind in kinds) / alone
 
@@ -173,26 +160,29 @@ def _step_s(kind: MoETiles, issue_s: Floats, tuning: Tuning) -> Floats:
 
 def _round_run(moe: MoELayer, machine: MachineSpec, gpus: _Gpus, tuning: Tuning,
                cals: Sequence[Calibration]) -> law.RoundRun:
-    """Rounds of shape (calibration, kind of GPU, round), padded by rounds that do nothing."""
+    """Rounds of shape (calibration, kind of GPU, round), padded by rounds that do nothing.
+
+    The schedules are those of the first calibration.
+    """
     shape = (len(cals), len(gpus.kinds), max(kind.n_rounds for kind in gpus.kinds))
     compute, issue, volume, spread = np.zeros((4, *shape))
-    slack = np.zeros(shape[:2])
-    for i, cal in enumerate(cals):
-        for j, kind in enumerate(gpus.kinds):
-            at, stretch = (i, j, slice(kind.n_rounds)), gpus.stretch_ratio[j]
-            each = _issue_free_s(kind, cal)
-            issue[at] = kind.mean(each)
-            if tuning.issue_depth == 1:
-                compute[at] = stretch * kind.mean(kind.t_mma_s + each) - issue[at]
-            else:
-                compute[at] = stretch * kind.mean(kind.t_mma_s)
-            volume[at] = np.bincount(kind.pieces.round, kind.pieces.n_tiles * kind.remote_bytes)
-            spread[at] = gpus.spread_s[j]
-            slack[i, j] = kind.n_slack_rounds * (compute[at] + issue[at]).mean()
+    tail = np.zeros(shape[:2])
+    for j, (kind, path) in enumerate(zip(gpus.kinds, gpus.paths, strict=True)):
+        at = slice(kind.n_rounds)
+        first = _issue_free_s(kind, cals[0])
+        compute[:, j, at] = np.diff(path.mean_s, prepend=0.0) - kind.per_sm(
+            _step_s(kind, first, tuning) - kind.t_mma_s)
+        volume[:, j, at] = kind.n_sms * kind.per_sm(kind.remote_bytes)
+        spread[:, j, at] = path.spread_s
+        for i, cal in enumerate(cals):
+            issue[i, j, at] = kind.per_sm(_issue_free_s(kind, cal))
+        tail[:, j] = path.end_s - path.mean_s[-1]
+        if tuning.issue_depth > 1:  # the path ends with an issue, the mean SM's steps do not
+            tail[:, j] -= issue[0, j, kind.n_rounds - 1]
     k = gpus.kinds[0].n_sms
     drain = [[cal.drain_bytes_per_s * lanes_used(machine, moe.n_gpus)] for cal in cals]
     held = [[cal.capacity_at(k)] for cal in cals]
-    return law.RoundRun(compute, issue, volume, spread, slack, tuning.issue_depth, drain, held)
+    return law.RoundRun(compute, issue, volume, spread, tail, tuning.issue_depth, drain, held)
 
 
 def predicted_moe(moe: MoELayer, machine: MachineSpec, cal: Calibration, tuning: Tuning,
@@ -209,7 +199,7 @@ def predicted_moe(moe: MoELayer, machine: MachineSpec, cal: Calibration, tuning:
     terms["other_order_total_s"] = _best(swapped, machine, cal, tuning, ratio)["total_s"]
     regime, margin = _regime(terms, best["accepted_s"], tuning.issue_depth == 1)
     copy = terms["remote_bytes"] / terms["drain_bytes_per_s"]
-    compute = terms["path_s"] + (terms["issue_free_s"] if tuning.issue_depth > 1 else 0.0)
+    compute = terms["compute_bound_s"]
     unfused = {"compute_s": compute, "copy_s": copy,
                "total_s": float(law.unfused_time(compute, copy, 1.0))}
     return {"summary": best, "low": low, "high": high, "regime": regime, "margin_ratio": margin,
@@ -229,12 +219,12 @@ def _best(moe: MoELayer, machine: MachineSpec, cal: Calibration, tuning: Tuning,
 def _summary(gpus: _Gpus, run: law.RoundRun, rounds: law.Rounds, i: int) -> dict[str, float]:
     """Return the keys of a record's summary for calibration number `i`."""
     accepted = float(rounds.accepted_s[i].max())
-    n_rounds = np.array([kind.n_rounds for kind in gpus.kinds])
     weight = gpus.n_like / gpus.n_like.sum()
     spans, periods = [], []
-    for j, n in enumerate(n_rounds):
+    for j, kind in enumerate(gpus.kinds):
+        n = kind.n_rounds
         start, end = rounds.start_s[i, j, :n], rounds.end_s[i, j, :n]
-        spans.append(float((end - start).mean()))
+        spans.append(float((end - start).sum()) * kind.n_sms / kind.n_tiles)
         periods.append((start[-1] - start[n // 2]) / max(n - 1 - n // 2, 1))
     enough = min(kind.n_tiles // kind.n_sms for kind in gpus.kinds) >= FEWEST_TILES
     return {"total_s": float(rounds.total_s[i].max()), "accepted_s": accepted,
@@ -249,6 +239,7 @@ def _terms(moe: MoELayer, machine: MachineSpec, cal: Calibration, tuning: Tuning
     slowest = int(np.argmax(rounds.accepted_s[0]))
     kind, k = gpus.kinds[slowest], gpus.kinds[0].n_sms
     compute, issue, volume = (np.asarray(a)[0, slowest] for a in run[:3])
+    path = gpus.paths[slowest].end_s
     drain = cal.drain_bytes_per_s * lanes_used(machine, moe.n_gpus)
     held, remote = cal.capacity_at(k), float(volume.sum())
     storing = np.flatnonzero(volume > 0)
@@ -260,20 +251,20 @@ def _terms(moe: MoELayer, machine: MachineSpec, cal: Calibration, tuning: Tuning
     t_mma = [float(np.average(kind.t_mma_s[layer], weights=kind.pieces.n_tiles[layer]))
              for layer in (~second, second)]
     serial = tuning.issue_depth == 1
-    chain = float((compute + issue).sum()) if serial else float(compute.sum() + issue[-1])
+    each = _issue_free_s(kind, cal)
+    even = float(kind.per_sm(_step_s(kind, each, tuning)).sum())
     issuing = float(issue.sum()) + (0.0 if serial else float(compute[0]))
     return {
-        "t_mma_s": float(kind.mean(kind.t_mma_s).mean()), "t_mma_1_s": t_mma[0],
+        "t_mma_s": float(kind.per_sm(kind.t_mma_s).sum()) / kind.n_rounds, "t_mma_1_s": t_mma[0],
         "t_mma_2_s": t_mma[1], "issue_free_s": cal.issue_free_s(
             float((kind.pieces.n_tiles * kind.tile_bytes).sum()) / kind.n_tiles),
         "drain_s": per_round / drain, "tile_bytes": tile, "n_tiles": float(kind.n_tiles),
         "n_rounds": float(kind.n_rounds), "remote_bytes": remote, "capacity_bytes": held,
         "drain_bytes_per_s": drain, "missed_bytes": kind.missed_bytes,
-        "path_s": float(gpus.path_s[slowest]),
-        "imbalance_ratio": float(gpus.stretch_ratio[slowest]) - 1.0,
+        "path_s": path, "imbalance_ratio": path / even - 1.0,
         "skew_ratio": float(moe.gpu_rows.max() / moe.gpu_rows.mean()) - 1.0,
         "room_wait_s": float(rounds.room_wait_s[0, slowest]),
-        "compute_bound_s": chain, "issue_bound_s": issuing,
+        "compute_bound_s": path, "issue_bound_s": issuing,
         "drain_bound_s": first + (remote - held) / drain if remote else 0.0,
     }
 

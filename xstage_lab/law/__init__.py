@@ -25,6 +25,7 @@ from xstage_lab.law.rounds import (
     Pieces,
     RoundRun,
     Rounds,
+    SchedulePath,
     critical_path,
     staged_rounds,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "Pieces",
     "RoundRun",
     "Rounds",
+    "SchedulePath",
     "Staged",
     "TileRun",
     "TwoLayers",

@@ -34,9 +34,24 @@ class Pieces(NamedTuple):
     waits_for: Ints
 
 
+class SchedulePath(NamedTuple):
+    """A static schedule on its own.
+
+    Attributes
+    ----------
+    end_s : last acceptance of the busiest SM
+    mean_s, spread_s : shape (n_rounds,), mean end of a round over SMs, and the full width of
+        these ends, taken as uniform
+    """
+
+    end_s: float
+    mean_s: Floats
+    spread_s: Floats
+
+
 def critical_path(pieces: Pieces, n_sms: int, step_s: ArrayLike,
-                  late_s: ArrayLike) -> tuple[float, Floats]:
-    """Time of a static schedule in which no store waits for room, and how far SMs drift apart.
+                  late_s: ArrayLike) -> SchedulePath:
+    """Step through a static schedule in which no store waits for room.
 
     An SM takes its tiles in order; a tile that waits for a counter starts once all tiles that
     raise it are accepted. SMs whose tiles are shorter run ahead, until a counter stops them.
@@ -46,16 +61,10 @@ def critical_path(pieces: Pieces, n_sms: int, step_s: ArrayLike,
     step_s : shape (n_pieces,), time from a tile to the next on its SM
     late_s : shape (n_pieces,), acceptance of a tile after its step
 
-    Returns
-    -------
-    end_s : float
-        End of the last step.
-    spread_s : shape (n_rounds,)
-        Full width of the SMs' ends of a round, taken as uniform.
     """
     n_rounds = int(pieces.round[-1]) + 1 if pieces.round.size else 0
-    free, spread = np.zeros(n_sms), np.zeros(n_rounds)
-    full = [0.0] * (int(pieces.signals.max(initial=-1)) + 1)
+    free, mean, spread = np.zeros(n_sms), np.zeros(n_rounds), np.zeros(n_rounds)
+    end, full = 0.0, [0.0] * (int(pieces.signals.max(initial=-1)) + 1)
     last = np.append(np.diff(pieces.round) > 0, True)
     columns = (pieces.first_sm, pieces.n_tiles, pieces.round, pieces.signals, pieces.waits_for,
                *floats(step_s, late_s), last)
@@ -65,11 +74,13 @@ def critical_path(pieces: Pieces, n_sms: int, step_s: ArrayLike,
         if needed >= 0:
             np.maximum(mine, full[needed], out=mine)
         mine += step
+        accepted = float(mine.max()) + late
+        end = max(end, accepted)
         if raised >= 0:
-            full[raised] = max(full[raised], float(mine.max()) + late)
+            full[raised] = max(full[raised], accepted)
         if ends:
-            spread[at] = FULL_WIDTH * free.std()
-    return float(free.max(initial=0.0)), spread
+            mean[at], spread[at] = free.mean(), FULL_WIDTH * free.std()
+    return SchedulePath(end, mean, spread)
 
 
 class RoundRun(NamedTuple):
@@ -77,10 +88,11 @@ class RoundRun(NamedTuple):
 
     Attributes
     ----------
-    compute_s, issue_s : mean compute and issue time of a round's tiles
+    compute_s, issue_s : time that a round takes the mean SM, waits for tiles included, but
+        for its issue; and that
     store_bytes : bytes that a round stores to other GPUs
-    spread_s : full width of the SMs' progress that the static schedule gives, after each round
-    slack_s : scalar, how far SMs may drift apart before they wait for each other's tiles
+    spread_s : full width of the SMs' ends of a round
+    tail_s : scalar, end of the busiest SM after that of the mean one
     issue_depth, drain_bytes_per_s, capacity_bytes : scalars D, R, Q
     """
 
@@ -88,7 +100,7 @@ class RoundRun(NamedTuple):
     issue_s: ArrayLike
     store_bytes: ArrayLike
     spread_s: ArrayLike
-    slack_s: ArrayLike
+    tail_s: ArrayLike
     issue_depth: ArrayLike
     drain_bytes_per_s: ArrayLike
     capacity_bytes: ArrayLike
@@ -120,37 +132,34 @@ def staged_rounds(run: RoundRun) -> Rounds:
     The path is a fluid: it has drained everything at `max(drained, start) + V/R`, and a round is
     accepted when all but Q of it has drained. SMs that are not in step store before and after
     the mean one, so that a burst is spread: it starts half their spread earlier, and the mean SM
-    is done half of it before the last. The spread is that of the static schedule; waits for room
-    pull SMs further apart, by as much as they last, since who stores first waits for nothing,
-    until the slack between the layers is used up. At the end the last SM counts.
+    is done half of it before the last. At the end the busiest SM counts.
     """
-    compute, issue, volume, static = np.broadcast_arrays(*floats(*run[:4]))
-    slack, depth, drain, held = (np.broadcast_to(a, compute.shape[:-1]).ravel()
+    compute, issue, volume, spread = np.broadcast_arrays(*floats(*run[:4]))
+    tail, depth, drain, held = (np.broadcast_to(a, compute.shape[:-1]).ravel()
                                  for a in floats(*run[4:]))
     shape, n_rounds = compute.shape[:-1], compute.shape[-1]
-    compute, issue, volume, static = (a.reshape(-1, n_rounds).T
-                                      for a in (compute, issue, volume, static))
-    lanes, back = np.arange(slack.size), depth.astype(np.int64)
+    compute, issue, volume, spread = (a.reshape(-1, n_rounds).T
+                                      for a in (compute, issue, volume, spread))
+    lanes, back = np.arange(tail.size), depth.astype(np.int64)
     most = int(back.max(initial=1))
-    accepted = np.zeros((n_rounds + most, slack.size))  # the rounds before the first one first
-    issued = np.zeros((n_rounds, slack.size))
-    computed, drained, grown, room_wait, slot_wait = np.zeros((5, slack.size))
+    accepted = np.zeros((n_rounds + most, tail.size))  # the rounds before the first one first
+    issued = np.zeros((n_rounds, tail.size))
+    computed, drained, room_wait, slot_wait = np.zeros((4, tail.size))
     for j in range(n_rounds):
         before = accepted[j + most - 1]
         slot = accepted[j + most - back, lanes]
         slot_wait += np.where(compute[j] > 0, np.maximum(slot - computed, 0.0), 0.0)
         computed = np.maximum(computed, slot) + compute[j]
         issued[j] = np.maximum(computed, before)
-        half = 0.5 * np.maximum(grown, static[max(j - 1, 0)])
+        half = 0.5 * spread[max(j - 1, 0)]
         stores = volume[j] > 0
         first = issued[j] - np.minimum(half, compute[j] if j else 0.0)
         drained = np.where(stores, np.maximum(drained, first) + volume[j] / drain, drained)
         free = issued[j] + issue[j]
         wait = np.where(stores, np.maximum(drained - held / drain - half - free, 0.0), 0.0)
-        grown = np.minimum(grown + wait, slack)
         room_wait += wait
         accepted[j + most] = free + wait
-    end = np.maximum(accepted[-1], drained - held / drain)
+    end = np.maximum(accepted[-1] + tail, drained - held / drain)
     plain = (end, np.maximum(end, drained), room_wait, slot_wait)
     end, total, room_wait, slot_wait = (a.reshape(shape) for a in plain)
     start_s, end_s = (a.T.reshape(*shape, n_rounds) for a in (issued, accepted[most:]))
