@@ -18,7 +18,7 @@ OUTLIER_MADS = 6.0        # trains further off than this are left out
 SPLITS_RATIO, DRIFT_RATIO, CONTROL_RATIO, ISSUE_BOUND_RATIO = 1.03, 1.05, 0.1, 1.03
 FEWEST_PAST_KNEE = 3
 FULL_RATIO = 0.97         # of the largest backlog: sizes that fill all there is
-OWN_LIMIT_RATIO = 0.75    # of Q held by half the producers: below, it is each SM's own limit
+OWN_LIMIT_RATIO = 1.1     # fewer producers hold so much less, about: it is each SM's own limit
 
 
 class Fit(NamedTuple):
@@ -167,19 +167,22 @@ def burst_end(samples: Sequence[Sample]) -> str:
 
     Producers that issued faster while the path still had room are done sooner. Where the path is
     shared, the others then get their share, and the last acceptance is when V - Q has drained.
-    Where each SM's own limit stops it, nobody gets more, and the mean is. Half the producers tell
-    the two apart: they hold as much, or half as much.
+    Where each SM's own limit stops it, nobody gets more, and the mean is. Fewer producers tell
+    the two apart: they hold as much, or less in proportion.
     """
-    zero_gap, whole, half = (_arrays(samples, name) for name in (
+    zero_gap, whole, fewer = (_arrays(samples, name) for name in (
         "zero-gap", "isolated, last", "fewer producers, last"))
-    if not half.k.size:
-        return ", last" if whole.k.size else ""
+    if not whole.k.size or not zero_gap.k.size:
+        return ""
     latency, per_sm = free_issue(samples)
     drain = _center(_rates(zero_gap, latency, per_sm)[0])
-    half = half.pick(np.flatnonzero(half.k == half.k.max()))
-    held, held_by_half = (np.median(backlog) if (backlog := _backlogs(
-        bursts, latency, per_sm, drain)).size else np.nan for bursts in (whole, half))
-    return ", mean" if held_by_half < OWN_LIMIT_RATIO * held else ", last"
+    held = _backlogs(whole, latency, per_sm, drain)
+    for k in sorted(set(fewer.k), reverse=True):
+        by_fewer = _backlogs(fewer.pick(np.flatnonzero(fewer.k == k)), latency, per_sm, drain)
+        if by_fewer.size and held.size:
+            share = np.median(by_fewer) / np.median(held)
+            return ", mean" if share < OWN_LIMIT_RATIO * k / whole.k[0] else ", last"
+    return ", last"
 
 
 def _repeated(bursts: _Arrays) -> _Arrays:

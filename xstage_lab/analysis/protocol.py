@@ -162,9 +162,9 @@ class _Protocol:
             yield from self.train("isolated", k, b, 0.0, 1)
         for wait in (0.0, gap):
             yield from self.train("control", k, int(knee), wait, N_PLATEAU_BURSTS, "local")
-        for fewer in sorted({max(k // 2, 1), max(k // 4, 1), max(k // 8, 1)} - {k}, reverse=True):
-            for share in (2.5, 3.5):
-                b = int(share * knee * k / fewer)
+        for fewer in sorted({max(k * share // 8, 1) for share in (6, 4, 2, 1)} - {k}, reverse=True):
+            for times in (2.5, 3.5):
+                b = int(times * knee * k / fewer)
                 yield from self.train("fewer producers", fewer, b, 0.0, 1)
         # The first train once more shows drift.
         yield from self.train("zero-gap", whole, burst_bytes, 0.0, splits[0][2])
