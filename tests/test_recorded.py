@@ -19,11 +19,12 @@ from xstage_lab.devices.recorded import (
     published_gemm_rs,
     published_issue_times,
     published_sweeps,
+    published_wave_lag,
 )
 from xstage_lab.errors import FileRejected, InvalidValue, NotMeasured, UnknownName
 from xstage_lab.record import SUMMARY_KEYS, TILE, Record, provenance
 from xstage_lab.schedule import Program, build
-from xstage_lab.spec import BurstTrain, FusedGemm, Tuning
+from xstage_lab.spec import BurstTrain, FusedGemm, MoELayer, Tuning
 
 B200 = catalog.machine("B200-SXM")
 
@@ -206,6 +207,23 @@ def test_published_gemm_answers_for_its_shape() -> None:
         device.measure(program(4000))
     with pytest.raises(NotMeasured, match=r"out_dtype = bf16 \(asked for: fp32\)"):
         device.measure(program(4096, out_dtype="fp32"))
+
+
+def test_published_orders_answer_for_their_layer() -> None:
+    """A published MoE layer answers by order and tokens, whatever was not published of it."""
+    device = RecordedDevice(published_wave_lag())
+    assert len(device.records()) == 2 * len(catalog.table("h100_wave_lag"))
+
+    def measured_s(order: str, tokens: int, tuning: Tuning) -> float:
+        moe = MoELayer(tokens=tokens, hidden=4096, intermediate=2048, experts=288, top_k=8,
+                       order=order)
+        return device.measure(build(moe, device.machine, tuning)).summary["total_s"]
+
+    for tuning in (Tuning(), Tuning(tile_n=256, n_stages=2)):
+        assert measured_s("wave", 1024, tuning) == pytest.approx(742e-6)
+        assert measured_s("interleaved", 1024, tuning) == pytest.approx(512e-6)
+    with pytest.raises(NotMeasured, match=r"tokens = 1024 \(asked for: 1000\)"):
+        measured_s("wave", 1000, Tuning())
 
 
 def test_sweeps_answer_for_no_program() -> None:

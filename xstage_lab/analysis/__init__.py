@@ -10,6 +10,7 @@ from xstage_lab.analysis.judgement import Verdict, judge
 from xstage_lab.analysis.moe import predict_moe_map
 from xstage_lab.analysis.prediction import Prediction, measure_t_mma, predict
 from xstage_lab.analysis.protocol import EXPECTED_SAMPLES, calibrate, experiments
+from xstage_lab.analysis.shares import Shares, measured_shares, predicted_shares
 from xstage_lab.analysis.space import Space
 from xstage_lab.analysis.tilings import PredictedMap, predict_map, t_mma_roofline
 from xstage_lab.analysis.timings import explain_timings, predict_timings
@@ -28,6 +29,7 @@ __all__ = [
     "PredictedMap",
     "Prediction",
     "Sample",
+    "Shares",
     "Space",
     "StepCosts",
     "Trial",
@@ -41,10 +43,12 @@ __all__ = [
     "judge",
     "measure_t_mma",
     "measured_regime",
+    "measured_shares",
     "predict",
     "predict_map",
     "predict_moe_map",
     "predict_timings",
+    "predicted_shares",
     "published",
     "search",
     "t_mma_roofline",

@@ -62,6 +62,8 @@ class Interleaving:
     rule : law.Orders
         The closed form, from the same critical paths.
     sentences : list of str
+    predictions : dict of str to Prediction
+        By order, what the law says of each.
     """
 
     decision: str
@@ -69,6 +71,7 @@ class Interleaving:
     terms: dict[str, float]
     rule: law.Orders
     sentences: list[str]
+    predictions: dict[str, Prediction]
 
 
 def verdict(moe: MoELayer, machine: MachineSpec, calibration: Calibration,
@@ -88,7 +91,8 @@ def verdict(moe: MoELayer, machine: MachineSpec, calibration: Calibration,
     gain = wave.summary["total_s"] / interleaved.summary["total_s"] - 1.0
     terms = _terms(wave, interleaved, layers)
     return Interleaving(decision="interleaved" if gain > 0 else "wave", gain_ratio=gain,
-                        terms=terms, rule=rule, sentences=_sentences(gain, terms))
+                        terms=terms, rule=rule, sentences=_sentences(gain, terms),
+                        predictions={"wave": wave, "interleaved": interleaved})
 
 
 def _terms(wave: Prediction, interleaved: Prediction, layers: law.TwoLayers) -> dict[str, float]:

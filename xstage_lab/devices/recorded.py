@@ -158,6 +158,37 @@ def published_gemm_rs() -> list[Record]:
     )
 
 
+def published_wave_lag() -> list[Record]:
+    """Return the published times of one fused MoE kernel on 8 H100, in two orders of its tiles.
+
+    Returns
+    -------
+    list of Record
+        `summary`: `total_s` of the kernel with dispatch, activation and all else it does, the
+        rest NaN. Tile, staging, routing, size of waves and lag were not published and are no
+        parameters.
+
+    References
+    ----------
+    sgl-project/DeepGEMM PR 88.
+    """
+    def parameters(order: str) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+        return lambda row: {
+            "workload": "MoELayer", "tokens": row["tokens_per_rank"], "hidden": row["hidden"],
+            "intermediate": row["moe_intermediate"], "experts": row["experts"],
+            "top_k": row["top_k"], "n_gpus": 8, "order": order, "dtype": "fp8",
+        }  # fmt: skip
+
+    orders = {"wave": "wave_s", "interleaved": "lag_s"}
+    return [
+        record
+        for order, column in orders.items()
+        for record in _published(
+            "h100_wave_lag", parameters(order), {"total_s": column}, machine="H100-SXM"
+        )
+    ]
+
+
 def published_issue_times() -> list[Record]:
     """Return the published times of one warp's back-to-back messages to a peer.
 
