@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 from bokeh.document import Document
-from bokeh.models import CategoricalAxis, ColumnDataSource, HoverTool
+from bokeh.models import CategoricalAxis, ColumnDataSource, HoverTool, LinearColorMapper
 
 from xstage_lab import plots
 from xstage_lab.errors import UnknownName
 from xstage_lab.plots import style
 from xstage_lab.plots.base import thinned
+from xstage_lab.plots.moe import ORDERS
 from xstage_lab.record import SUMMARY_KEYS, TILE, Record
 
 US = 1e-6
@@ -90,6 +91,23 @@ FILLED: dict[type[plots.Plot], Callable[[Any], None]] = {
         {"setting": [2], "total_s": [2.1e-4], "badge": "SIMULATED"}, setting="issue depth"),
     plots.TileMap: tile_map,
     plots.Timeline: lambda plot: plot.update(record(), sm=1, capacity_bytes=Q),
+    plots.OrdersOverTime: lambda plot: plot.update(
+        {order: {"time_s": [1e-6, 2e-6], "first_ratio": [0.5, 0.1], "second_ratio": [0.2, 0.6],
+                 "wait_ratio": 0.1, "issue_ratio": [0.3, 0.4]} for order in ORDERS},
+        {"wave": {"time_s": [0.0, 2e-6], "backlog_bytes": [0.0, Q]}}, capacity_bytes=Q),
+    plots.SpeedUp: lambda plot: plot.update(
+        {"tokens": [64, 128, 256], "speedup_ratio": [1.0, 1.1, math.nan], "rule_ratio": 1.05},
+        {"tokens": [128], "speedup_ratio": [1.2], "wave_s": 1.2e-4, "interleaved_s": 1e-4,
+         "badge": "SIMULATED"}),
+    plots.OrderMap: lambda plot: plot.update(
+        {"row": ["these", "these", "model"], "setting": ["64", "128", "64"],
+         "speedup_ratio": [1.2, 0.95, math.nan], "reason": ["", "", "9 GPUs"]},
+        {"row": ["model"], "setting": ["paper"], "label": ["4 us"], "reason": ["stall"],
+         "badge": "RECORDED"}),
+    plots.OrderTimes: lambda plot: plot.update(
+        {order: {"predicted_s": 8e-4, "low_s": 7e-4, "high_s": 9e-4, "measured_s": 8.1e-4,
+                 "badge": "SIMULATED", "unfused": {"compute_s": 6e-4, "copy_s": 4e-4}}
+         for order in ORDERS}, drain_s=5e-4),
     plots.Residuals: lambda plot: plot.update([comparison(0.02), comparison(-0.01)], "SIMULATED",
                                               labels=["first", "second"]),
 }
@@ -154,7 +172,7 @@ def test_every_number_is_under_the_pointer(kind: type[plots.Plot]) -> None:
 @every_figure
 def test_axes_say_quantity_and_unit(kind: type[plots.Plot]) -> None:
     """Every visible axis of numbers has a label, with a unit unless the axis counts."""
-    counts = {"SMs that store", "K of each GPU's GEMM"}
+    counts = {"SMs that store", "K of each GPU's GEMM", "tokens of each GPU"}
     figure = filled(kind).figure
     for part in getattr(figure, "children", [figure]):
         for axis in (*part.xaxis, *part.yaxis):
@@ -269,6 +287,36 @@ def test_timeline_is_one_sm() -> None:
     np.testing.assert_allclose(bars["duration_s"][lanes == "MMA"], 3.0)
     starts = bars["start_s"][lanes == "MMA"]
     assert all(np.isclose(starts, end).any() for end in bars["end_s"][lanes == "slot wait"])
+
+
+def test_timeline_tells_layers_apart() -> None:
+    """MMA bars are coloured by what each tile is, the other lanes by their own meaning."""
+    plot = plots.Timeline()
+    plot.update(record(), part=np.where(np.arange(12) % 2, "Linear-2", "Linear-1"))
+    bars = source(plot, "tiles")
+    by_lane = {lane: {p for at, p in zip(bars["lane"], bars["part"], strict=True) if at == lane}
+               for lane in set(bars["lane"])}
+    assert by_lane == {"MMA": {"Linear-1", "Linear-2"}, "issue": {"issue"},
+                       "slot wait": {"slot wait"}}
+
+
+def test_map_of_orders_is_even_handed() -> None:
+    """Colours reach as far for either order, and a cell says by how much and which way."""
+    plot = filled(plots.OrderMap)
+    cells = source(plot, "map")
+    assert cells["label"] == ["+20 %", "-5 %"]
+    colors = plot.figure.select_one({"type": LinearColorMapper})
+    assert colors.high == -colors.low == pytest.approx(20)
+    assert source(plot, "infeasible")["reason"] == ["9 GPUs"]
+    assert plot.figure.y_range.factors == ["model", "these"]  # the first row is the top one
+
+
+def test_orders_share_their_axes() -> None:
+    """Both orders are drawn on one time axis, shares and backlogs each on one scale."""
+    wave, held, interleaved, other = filled(plots.OrdersOverTime).figure.children
+    assert wave.x_range is held.x_range is interleaved.x_range is other.x_range
+    assert wave.y_range is interleaved.y_range
+    assert held.y_range is other.y_range
 
 
 def test_timeline_without_tiles() -> None:

@@ -22,6 +22,7 @@ PAPER, INK, MUTED, GRID = "#ffffff", "#1a1a1a", "#5f5f5f", "#e6e6e6"
 # One colour per meaning, everywhere. What is measured is drawn in ink, see `MEASURED`.
 PREDICTED = "#0072b2"   # blue: what the law says
 COMPUTE = "#009e73"     # green: MMA, and the bound it sets
+LINEAR_2 = "#8fd6b8"    # light green: MMA of the layer whose tiles are stored to other GPUs
 ISSUE = "#e69f00"       # orange: issue of stores, and the bound it sets
 DRAIN = "#cc79a7"       # purple: the link, its backlog, and the bound it sets
 CAPACITY = "#56b4e9"    # sky blue: what the path can hold
@@ -39,9 +40,11 @@ TEXT = frozenset({"badge", "depth", "label", "lane", "marker", "part", "path", "
 
 _MIB = units.Display(1 / 2**20, "MiB")
 _MS = units.Display(1e3, "ms")
+_TIMES = units.Display(1.0, "times")
 _DISPLAYS = {  # where the unit of the suffix would give unwieldy numbers
     "volume_bytes": _MIB, "backlog_bytes": _MIB, "capacity_bytes": _MIB, "peak_bytes": _MIB,
     "gemm_s": _MS, "fused_s": _MS, "law_s": _MS, "completion_s": _MS,
+    "speedup_ratio": _TIMES, "rule_ratio": _TIMES, "published_ratio": _TIMES,
 }
 _LABELS = {
     "gap_s": "gap G", "issue_s": "issue time of a burst", "period_s": "period",
@@ -49,6 +52,8 @@ _LABELS = {
     "n_sms": "SMs that store", "rate_bytes_per_s": "store rate", "total_s": "total time",
     "error_ratio": "predicted / measured - 1", "k": "K of each GPU's GEMM",
     "burst_bytes": "burst B of one producer", "n_producers": "producers K",
+    "tokens": "tokens of each GPU", "speedup_ratio": "wave / interleaved",
+    "rule_ratio": "closed form", "busy_ratio": "share of SMs",
     "capacity_bytes": "capacity Q", "fused_s": "time", "payload_bytes": "message",
 }
 
@@ -141,7 +146,7 @@ def add_hover(
                             line_policy="interp"))
 
 
-def add_measured(fig: figure, x: str, y: str, source: Any, **options: Any) -> GlyphRenderer[Any]:
+def add_measured(fig: figure, x: Any, y: Any, source: Any, **options: Any) -> GlyphRenderer[Any]:
     """Draw measured points; marker and fill say which badge they carry (field `badge`)."""
     badges = list(MEASURED)
     return fig.scatter(

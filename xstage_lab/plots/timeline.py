@@ -8,6 +8,7 @@ import numpy as np
 from bokeh.layouts import column
 from bokeh.models import DataRange1d, FactorRange
 from bokeh.transform import factor_cmap
+from numpy.typing import ArrayLike
 
 from xstage_lab.plots.base import Plot, thinned
 from xstage_lab.plots.style import (
@@ -16,6 +17,7 @@ from xstage_lab.plots.style import (
     DRAIN,
     INK,
     ISSUE,
+    LINEAR_2,
     PAPER,
     STALL,
     add_hover,
@@ -24,6 +26,7 @@ from xstage_lab.plots.style import (
 from xstage_lab.record import Record, slot_wait_start
 
 _LANES = {"slot wait": STALL, "issue": ISSUE, "MMA": COMPUTE}  # from the bottom up
+_PARTS = _LANES | {"Linear-1": COMPUTE, "Linear-2": LINEAR_2}
 
 
 class Timeline(Plot):
@@ -39,11 +42,11 @@ class Timeline(Plot):
         super().__init__(column(upper, lower, sizing_mode="stretch_width",
                                 styles={"background": PAPER}))
         upper.xaxis.visible = False
-        bars = self._add("tiles", "lane", "start_s", "end_s", "duration_s", "tile_number",
+        bars = self._add("tiles", "lane", "part", "start_s", "end_s", "duration_s", "tile_number",
                          "store_bytes")
         drawn = upper.hbar("lane", 0.7, "end_s", "start_s", source=bars, line_color=INK,
                            line_width=0.5,
-                           fill_color=factor_cmap("lane", list(_LANES.values()), list(_LANES)))
+                           fill_color=factor_cmap("part", list(_PARTS.values()), list(_PARTS)))
         add_hover(upper, [drawn], list(bars.data))
         curve = self._add("backlog", "time_s", "backlog_bytes")
         lower.varea("time_s", 0, "backlog_bytes", source=curve, fill_color=DRAIN, fill_alpha=0.25)
@@ -56,7 +59,7 @@ class Timeline(Plot):
 
     def update(
         self, record: Record | None, *, sm: int = 0, gpu: int = 0,
-        capacity_bytes: float = math.nan, badges: str = "",
+        capacity_bytes: float = math.nan, part: ArrayLike = "MMA", badges: str = "",
     ) -> None:
         """Replace what is shown.
 
@@ -68,6 +71,8 @@ class Timeline(Plot):
             Which SM; the backlog is that of GPU 0.
         capacity_bytes : float
             Q; NaN or inf draws no line.
+        part : array of str
+            What the MMA of each tile of the record is: `MMA`, `Linear-1` or `Linear-2`.
         badges : str
             Where the numbers come from.
         """
@@ -82,10 +87,12 @@ class Timeline(Plot):
             end = np.concatenate((waited + own["slot_wait_s"], own["issue_end_s"],
                                   own["mma_end_s"]))
             lanes = np.repeat(list(_LANES), own.size)
+            parts = np.concatenate((lanes[:2 * own.size],
+                                    np.broadcast_to(part, tiles.size)[shown]))
             some = end > start
             self._show("tiles", {
-                "lane": lanes[some], "start_s": start[some], "end_s": end[some],
-                "duration_s": (end - start)[some],
+                "lane": lanes[some], "part": parts[some], "start_s": start[some],
+                "end_s": end[some], "duration_s": (end - start)[some],
                 "tile_number": np.tile(own["row"], len(_LANES))[some],
                 "store_bytes": np.tile(own["store_bytes"], len(_LANES))[some],
             })

@@ -43,17 +43,21 @@ from xstage_lab.record import SUMMARY_KEYS
 Columns = Mapping[str, ArrayLike]
 
 
-class TotalTimes(Plot):
-    """Predicted, measured and unfused total time of one configuration, with the lower bounds."""
+class TimeBars(Plot):
+    """Total times as bars, a row for each, with lines for their lower bounds.
 
-    name = "total-times"
-    _ROWS = ("unfused", "measured", "predicted")
+    Parameters
+    ----------
+    title : str
+    rows : names of the rows from the bottom up
+    bounds : colour and dash of each lower bound, by its column
+    """
 
-    def __init__(self) -> None:
-        fig = new_figure("Total time: fused, or computed and then copied", "total_s", "",
-                         height=280, legend_rows=1,
+    def __init__(self, title: str, rows: Sequence[str],
+                 bounds: Mapping[str, tuple[str, str]]) -> None:
+        fig = new_figure(title, "total_s", "", height=280, legend_rows=1,
                          x_range=DataRange1d(start=0, range_padding=0.6),  # room for words
-                         y_range=FactorRange(factors=list(self._ROWS)))
+                         y_range=FactorRange(factors=list(rows)))
         super().__init__(fig)
         bars = self._add("times", "row", "part", "start_s", "end_s", "low_s", "high_s", "label")
         fills = {"PREDICTED": PREDICTED, "compute": COMPUTE, "copy": UNFUSED,
@@ -63,12 +67,23 @@ class TotalTimes(Plot):
         fig.segment("low_s", "row", "high_s", "row", source=bars, line_color=INK, line_width=3)
         fig.text("high_s", "row", "label", source=bars, x_offset=8, text_baseline="middle",
                  text_color=INK, text_font_size="12px")
-        bounds = self._add("bounds", "compute_s", "issue_s", "drain_s")
-        for column, color, dash in (("compute_s", COMPUTE, "solid"), ("issue_s", ISSUE, "dashed"),
-                                    ("drain_s", DRAIN, "dotdash")):
-            fig.vspan(column, source=bounds, line_color=color, line_width=2.5, line_dash=dash,
+        lines = self._add("bounds", *bounds)
+        for column, (color, dash) in bounds.items():
+            fig.vspan(column, source=lines, line_color=color, line_width=2.5, line_dash=dash,
                       legend_label=f"{column.removesuffix('_s')} bound")
         add_hover(fig, [drawn], ("row", "part", "start_s", "end_s", "low_s", "high_s"))
+
+
+class TotalTimes(TimeBars):
+    """Predicted, measured and unfused total time of one configuration, with the lower bounds."""
+
+    name = "total-times"
+    _ROWS = ("unfused", "measured", "predicted")
+
+    def __init__(self) -> None:
+        super().__init__("Total time: fused, or computed and then copied", self._ROWS, {
+            "compute_s": (COMPUTE, "solid"), "issue_s": (ISSUE, "dashed"),
+            "drain_s": (DRAIN, "dotdash")})
 
     def update(
         self, predicted_s: float, *, low_s: float = math.nan, high_s: float = math.nan,
@@ -90,22 +105,34 @@ class TotalTimes(Plot):
         badges : str
             Where the numbers come from.
         """
-        compute, copy = ((unfused or {}).get(key, math.nan) for key in ("compute_s", "copy_s"))
-        apart, measured, fused = self._ROWS
-        ends = (predicted_s, measured_s, compute, compute + copy)
-        self._show("times", {
-            "row": (fused, measured, apart, apart),
-            "part": ("PREDICTED", badge, "compute", "copy"),
-            "start_s": (0.0, 0.0, 0.0, compute),
-            "end_s": ends,
-            "low_s": (np.fmin(predicted_s, low_s), *ends[1:]),
-            "high_s": (np.fmax(predicted_s, high_s), *ends[1:]),
-            "label": (units.text("total_s", predicted_s),
-                      f"{units.text('total_s', measured_s)} {badge}", "",
-                      units.text("total_s", compute + copy)),
-        })
+        self._show("times", time_bars(self._ROWS, predicted_s, low_s, high_s, measured_s, badge,
+                                      unfused or {}))
         self._show("bounds", bounds)
         self._say(badges)
+
+
+def time_bars(rows: Sequence[str], predicted_s: float, low_s: float, high_s: float,
+              measured_s: float, badge: str, unfused: Mapping[str, float]) -> dict[str, Any]:
+    """Return as columns the bars of one configuration: unfused, measured and predicted.
+
+    Parameters
+    ----------
+    rows : their names, in this order
+    """
+    compute, copy = (unfused.get(key, math.nan) for key in ("compute_s", "copy_s"))
+    apart, measured, fused = rows
+    ends = (predicted_s, measured_s, compute, compute + copy)
+    return {
+        "row": (fused, measured, apart, apart),
+        "part": ("PREDICTED", badge, "compute", "copy"),
+        "start_s": (0.0, 0.0, 0.0, compute),
+        "end_s": ends,
+        "low_s": (np.fmin(predicted_s, low_s), *ends[1:]),
+        "high_s": (np.fmax(predicted_s, high_s), *ends[1:]),
+        "label": (units.text("total_s", predicted_s),
+                  f"{units.text('total_s', measured_s)} {badge}", "",
+                  units.text("total_s", compute + copy)),
+    }
 
 
 class TotalCurve(Plot):
@@ -149,7 +176,7 @@ class TotalCurve(Plot):
         badges : str
             Where the numbers come from.
         """
-        _set_factors(self._settings, np.asarray(curve["setting"], str).tolist())
+        set_factors(self._settings, np.asarray(curve["setting"], str).tolist())
         self._axis.axis_label = setting
         self._show("predicted", curve)
         self._show("measured", measured)
@@ -210,8 +237,8 @@ class TileMap(Plot):
                  "depth": depth.astype(str), "tile_m": m, "tile_n": n, "issue_depth": depth,
                  "total_s": total, "reason": why}
         by_area = np.lexsort((n, m, m.astype(np.int64) * n))
-        _set_factors(self._tiles, cells["tile"][by_area].tolist())
-        _set_factors(self._depths, [str(d) for d in np.unique(depth)])
+        set_factors(self._tiles, cells["tile"][by_area].tolist())
+        set_factors(self._depths, [str(d) for d in np.unique(depth)])
 
         def chosen(which: Any, without: str) -> dict[str, NDArray[Any]]:
             return {name: column[which] for name, column in cells.items() if name != without}
@@ -290,7 +317,7 @@ def _best(total: NDArray[Any], area: NDArray[Any], depth: NDArray[Any]) -> int:
     return int(near[np.lexsort((depth[near], -area[near]))[0]])
 
 
-def _set_factors(axis: FactorRange, names: Sequence[str]) -> None:
+def set_factors(axis: FactorRange, names: Sequence[str]) -> None:
     """Set the names along an axis unless they are there already, which would redraw it all."""
     factors = list(dict.fromkeys(names))
     if axis.factors != factors:
