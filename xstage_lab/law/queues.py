@@ -1,15 +1,13 @@
 """The law for tiles that differ from each other: first come, first served, from SM to link.
 
 Where tiles differ in work or size, or wait for each other, waves say too little. But whatever a
-tile passes serves one after the other: the MMA role, the store role, the way out of its GPU, the
-way into its owner's. Such a server is done with job i at the largest over j <= i of
-ready_j + service_j + ... + service_i. A link serves B bytes in B / R, and accepts them Q / R before
-the last has left: of equal bursts this says what the Burst-Gap law says.
+tile passes serves in order: the MMA role, the store role, the way out of its GPU, the way into its
+owner's. The first two take one tile at a time; links take the stores of many SMs at a time, drain
+them at R and accept them Q / R before. Of equal bursts this says what the Burst-Gap law says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -129,29 +127,86 @@ def _full(tiles: TileList, accepted: Floats) -> Floats:
     return full[tiles.waits_for]
 
 
+class Offered(NamedTuple):
+    """Bytes that several stores have offered together by each begin and each end of one of them.
+
+    Attributes
+    ----------
+    order : the begins and ends, numbered one after the other, in order of time
+    time_s, n_bytes : in that order
+    """
+
+    order: NDArray[np.int64]
+    time_s: Floats
+    n_bytes: Floats
+
+
+def offered(begin_s: ArrayLike, end_s: ArrayLike, store_bytes: ArrayLike) -> Offered:
+    """Add up stores that each offer their bytes evenly from begin to end."""
+    begin, end, size = floats(begin_s, end_s, store_bytes)
+    end = np.maximum(end, begin + 1e-15)  # a second of times leaves room for that
+    when, slope = np.concatenate((begin, end)), size / (end - begin)
+    order = np.argsort(when, kind="stable")
+    rate = np.cumsum(np.concatenate((slope, -slope))[order])
+    return Offered(order, when[order],
+                   np.append(0.0, np.cumsum(rate[:-1] * np.diff(when[order]))))
+
+
+def drained(stores: Offered, rate: float) -> Floats:
+    """When a link has drained all that was offered until each begin and each end (s).
+
+    With A(t) offered until t, that is the largest over s <= t of s + (A(t) - A(s)) / rate.
+    """
+    needed = stores.n_bytes / rate
+    left = np.empty_like(needed)
+    left[stores.order] = needed + np.maximum.accumulate(stores.time_s - needed)
+    return left
+
+
 def _through_path(tiles: TileList, path: StorePath, start: Floats,
                   own_end: Floats) -> tuple[Floats, Floats]:
-    """When stores are accepted and have arrived, by SMs alone done in [start, own_end]."""
+    """When stores are accepted and have arrived that SMs alone issue in [start, own_end].
+
+    A GPU's path is one queue: who waits for the way into its owner holds up all behind. A byte is
+    accepted once the one that was offered Q bytes before it has left.
+    """
     accepted, arrived = own_end.copy(), own_end.copy()
     away = np.flatnonzero((tiles.owner >= 0) & (tiles.store_bytes > 0))
-    began = start.flat[away] + path.issue_latency_s
-    for server, rate, held in _servers(tiles, path, away):
-        order = np.lexsort((began, server))
-        for jobs in np.split(order, np.flatnonzero(np.diff(server[order])) + 1):
-            end = served(began[jobs], tiles.store_bytes.flat[away[jobs]] / rate)
-            for found, latest in ((arrived, end), (accepted, end - held / rate)):
-                found.flat[away[jobs]] = np.maximum(found.flat[away[jobs]], latest)
+    if not away.size:
+        return accepted, arrived
+    begin, end, size = (start.flat[away] + path.issue_latency_s, own_end.flat[away],
+                        tiles.store_bytes.flat[away])
+    gpu = away // (tiles.work_s.size // tiles.work_s.shape[0])
+    way_in, rate_in = _ways_in(tiles, path, gpu, tiles.owner.flat[away])
+    left = np.zeros((2, away.size))  # of begins and of ends
+    for one in _groups(way_in):
+        stores = offered(begin[one], end[one], size[one])
+        left[:, one] = drained(stores, rate_in).reshape(2, -1)
+    for one in _groups(gpu):
+        stores = offered(begin[one], end[one], size[one])
+        out = np.maximum(drained(stores, path.drain_bytes_per_s), left[:, one].ravel())
+        out[stores.order] = np.maximum.accumulate(out[stores.order])
+        n_bytes = np.empty_like(out)
+        n_bytes[stores.order] = stores.n_bytes
+        let_in = np.interp(n_bytes[one.size:] - path.capacity_bytes, stores.n_bytes,
+                           out[stores.order])
+        arrived.flat[away[one]] = np.maximum(end[one], out[one.size:])
+        accepted.flat[away[one]] = np.maximum(end[one], let_in)
     return accepted, arrived
 
 
-def _servers(tiles: TileList, path: StorePath, away: NDArray[np.int64]
-             ) -> Iterator[tuple[NDArray[np.int64], float, float]]:
-    """Servers that the stores `away` pass: the number of each store's, rate, and what it holds."""
-    n_gpus = tiles.work_s.shape[0]
-    gpu, owner = away // (tiles.work_s.size // n_gpus), tiles.owner.flat[away]
-    yield gpu, path.drain_bytes_per_s, path.capacity_bytes
+def _ways_in(tiles: TileList, path: StorePath, gpu: NDArray[np.int64],
+             owner: NDArray[np.int64]) -> tuple[NDArray[np.int64], float]:
+    """Number of the link by which each store reaches its owner, and the rate of those links.
+
+    One that GPUs share is not seen where one of them stands for all.
+    """
     if path.pair_bytes_per_s < path.drain_bytes_per_s:
-        pair = gpu * (int(owner.max(initial=0)) + 1) + owner
-        yield pair, path.pair_bytes_per_s, path.capacity_bytes
-    elif n_gpus > 1:  # the path of each other GPU holds Q bytes for an owner
-        yield owner, path.drain_bytes_per_s, (n_gpus - 1) * path.capacity_bytes
+        return gpu * (int(owner.max()) + 1) + owner, path.pair_bytes_per_s
+    return (owner if tiles.work_s.shape[0] > 1 else gpu), path.drain_bytes_per_s
+
+
+def _groups(number: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """Indices of each number that occurs."""
+    order = np.argsort(number, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(number[order])) + 1)
