@@ -28,6 +28,7 @@ SUBJECTS = (
     "accuracy_moe",
     "accuracy_ulysses",
     "accuracy_sockets",
+    "tuner",
     "paper",
     "runlog",
     "slider",

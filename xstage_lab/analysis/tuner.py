@@ -39,12 +39,13 @@ from xstage_lab.spec import MachineSpec, Workload
 Floats = NDArray[np.float64]
 
 BUDGET_RATIO, LEAST_BUDGET = 0.05, 8
-ERROR_RATIO = 0.08       # of the law, before anything was measured
+# What the bench finds the law to be off by, and the measurements that such knowledge counts as.
+LAW_ERROR_RATIO, INCAST_ERROR_RATIO, KNOWLEDGE = 0.08, 0.20, 4
 LEAST_ERROR_RATIO = 0.01
 REACH_OCTAVES = 2.0      # how far apart in tile or depth the law's errors have little in common
 SHARED = 0.3             # the part of its error that is common to all
 NOISE = 1e-4
-FEWEST, SURE_SIGMAS, GAIN_RATIO = 4, 2.0, 0.005  # when nobody is expected to be faster
+FEWEST, SURE_SIGMAS, GAIN_RATIO = 4, 3.0, 0.005  # when nobody is expected to be faster
 # What says that a device does not run a candidate, and not that something went wrong.
 REFUSALS = (Infeasible, InvalidValue, UnknownName, NotMeasured)
 
@@ -164,6 +165,8 @@ class _Search:
         self.of, self.machine, self.devices, self.budget = of, machine, devices, budget
         self.seed, self.log, self.stop = seed, log, stop
         self.features = of.features()
+        incast = getattr(of.choice(0).workload, "destinations", "") == "row-owner-unrotated"
+        self.law_error = INCAST_ERROR_RATIO if incast else LAW_ERROR_RATIO
         self.open = np.ones(len(of), bool)  # may still be measured
         self.records: dict[int, Record] = {}
         self.local: tuple[int, Record] | None = None
@@ -222,7 +225,8 @@ class _Search:
         time = np.log(measured_times(self.of, self.records))
         predicted = np.log(self.of.total_s)
         error = time[known] - predicted[known]
-        size = math.sqrt((float(error @ error) + ERROR_RATIO**2) / (len(known) + 1))
+        size = math.sqrt((float(error @ error) + KNOWLEDGE * self.law_error**2)
+                         / (len(known) + KNOWLEDGE))
         mean, share = _regress(self.features, known, error)
         sigma = share * max(size, LEAST_ERROR_RATIO)
         ahead = np.nanmin(time) - predicted - mean
