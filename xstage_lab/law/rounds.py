@@ -94,6 +94,7 @@ class RoundRun(NamedTuple):
     spread_s : full width of the SMs' ends of a round
     tail_s : scalar, end of the busiest SM after that of the mean one
     issue_depth, drain_bytes_per_s, capacity_bytes : scalars D, R, Q
+    ahead_bytes : scalar, bytes of others that the path drains before any of the program's
     """
 
     compute_s: ArrayLike
@@ -104,6 +105,7 @@ class RoundRun(NamedTuple):
     issue_depth: ArrayLike
     drain_bytes_per_s: ArrayLike
     capacity_bytes: ArrayLike
+    ahead_bytes: ArrayLike = 0.0
 
 
 class Rounds(NamedTuple):
@@ -135,8 +137,8 @@ def staged_rounds(run: RoundRun) -> Rounds:
     is done half of it before the last. At the end the busiest SM counts.
     """
     compute, issue, volume, spread = np.broadcast_arrays(*floats(*run[:4]))
-    tail, depth, drain, held = (np.broadcast_to(a, compute.shape[:-1]).ravel()
-                                 for a in floats(*run[4:]))
+    tail, depth, drain, held, ahead = (np.broadcast_to(a, compute.shape[:-1]).ravel()
+                                        for a in floats(*run[4:]))
     shape, n_rounds = compute.shape[:-1], compute.shape[-1]
     compute, issue, volume, spread = (a.reshape(-1, n_rounds).T
                                       for a in (compute, issue, volume, spread))
@@ -144,7 +146,8 @@ def staged_rounds(run: RoundRun) -> Rounds:
     most = int(back.max(initial=1))
     accepted = np.zeros((n_rounds + most, tail.size))  # the rounds before the first one first
     issued = np.zeros((n_rounds, tail.size))
-    computed, drained, room_wait, slot_wait = np.zeros((4, tail.size))
+    computed, room_wait, slot_wait = np.zeros((3, tail.size))
+    drained = ahead / drain
     for j in range(n_rounds):
         before = accepted[j + most - 1]
         slot = accepted[j + most - back, lanes]

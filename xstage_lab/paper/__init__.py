@@ -11,6 +11,7 @@ from xstage_lab.errors import require_choice
 from xstage_lab.paper.attention import attention_table
 from xstage_lab.paper.constants import constants_table
 from xstage_lab.paper.gemm_rs import gemm_rs_table
+from xstage_lab.paper.mega_moe import mega_moe_table
 from xstage_lab.paper.messages import issue_completion_table
 from xstage_lab.paper.stall import (
     moe_stall_forms_table,
@@ -20,6 +21,7 @@ from xstage_lab.paper.stall import (
 from xstage_lab.paper.stall_simulated import moe_stall_simulated_table
 from xstage_lab.paper.sweeps import store_sweeps_table
 from xstage_lab.paper.table import Table
+from xstage_lab.paper.wave_lag import wave_lag_table
 
 #: Tables by name; each is worked out when it is called.
 TABLES: dict[str, Callable[[], Table]] = {
@@ -32,6 +34,8 @@ TABLES: dict[str, Callable[[], Table]] = {
     "store-sweeps": store_sweeps_table,
     "gemm-rs": gemm_rs_table,
     "issue-completion": issue_completion_table,
+    "wave-lag": wave_lag_table,
+    "mega-moe": mega_moe_table,
 }
 
 
