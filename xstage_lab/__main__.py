@@ -138,8 +138,8 @@ def _add_timings(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_workload(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--workload", default="fused-gemm", help="burst, fused-gemm (default) "
-                        "or ulysses")
+    parser.add_argument("--workload", default="fused-gemm", help="burst, fused-gemm (default), "
+                        "ulysses or moe")
     parser.add_argument("--gpus", type=_number, help="GPUs taking part (default: burst 2, or all "
                         "of a full mesh; others 8)")
     burst = parser.add_argument_group("burst train")
@@ -159,9 +159,14 @@ def _add_workload(parser: argparse.ArgumentParser) -> None:
                       "row-owner-unrotated or hot:SHARE")
     gemm.add_argument("--out-dtype", help="bf16 (default) or fp32")
     model = parser.add_argument_group("a model's layer")
-    model.add_argument("--model", help="a published shape (default: ulysses Wan2-14B-480p)")
-    model.add_argument("--tokens", type=_number,
-                       help="of the whole sequence (default: the model's)")
+    model.add_argument("--model", help="a published shape (default: ulysses Wan2-14B-480p, moe "
+                       "DSv4-Pro)")
+    model.add_argument("--tokens", type=_number, help="ulysses: of the whole sequence (default: "
+                       "the model's); moe: of each GPU (default 4096)")
+    moe = parser.add_argument_group("MoE layer")
+    moe.add_argument("--routing", help="balanced (default), zipf:EXPONENT, or the rows of each "
+                     "expert with commas between")
+    moe.add_argument("--order", help="wave (default) or interleaved")
     ulysses = parser.add_argument_group("Ulysses attention")
     ulysses.add_argument("--mode", help="fused (default), dedicated or serial")
     ulysses.add_argument("--causal", action="store_true", default=None,

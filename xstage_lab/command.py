@@ -20,7 +20,7 @@ from xstage_lab.devices.base import Device
 from xstage_lab.errors import InvalidValue, XStageError
 from xstage_lab.record import SUMMARY_KEYS, Record
 from xstage_lab.schedule import build
-from xstage_lab.spec import BurstTrain, MachineSpec, Tuning, UlyssesAttention, Workload
+from xstage_lab.spec import BurstTrain, FusedGemm, MachineSpec, Tuning, Workload
 from xstage_lab.units import text
 
 if TYPE_CHECKING:
@@ -37,9 +37,9 @@ def predict(options: argparse.Namespace) -> Result:
     prediction = analysis.predict(workload, machine, cal, tuning)
     result = _predicted(prediction) | {"provenance": prediction.provenance}
     result["explain"] += catalog.flags(machine)
-    _seed(options)
-    lines = [*_what(prediction), _row("", "PREDICTED"),
-             *(_row(key, prediction.summary[key]) for key in SUMMARY_KEYS)]
+    seed_of(options)
+    lines = [*_what(prediction), row("", "PREDICTED"),
+             *(row(key, prediction.summary[key]) for key in SUMMARY_KEYS)]
     return result, [*lines, "", *result["explain"]]
 
 
@@ -51,7 +51,7 @@ def measure(options: argparse.Namespace) -> Result:
               "regime_measured": analysis.measured_regime(record)}
     badge = record.provenance["badge"]
     lines = [_in_words(record.parameters), f"{badge}: {record.provenance['source']}.",
-             _row("", badge), *(_row(key, record.summary[key]) for key in SUMMARY_KEYS)]
+             row("", badge), *(row(key, record.summary[key]) for key in SUMMARY_KEYS)]
     if options.out:
         lines.append(f"Saved to {record.save(record_path(options.out))}.")
     return result, lines
@@ -62,7 +62,7 @@ def measured(options: argparse.Namespace) -> Record:
     machine = machine_of(options)
     workload, tuning = workload_of(options, machine)
     device = device_of(options, machine)
-    return device.measure(build(workload, device.machine, tuning), _seed(options))
+    return device.measure(build(workload, device.machine, tuning), seed_of(options))
 
 
 def compare(options: argparse.Namespace) -> Result:
@@ -88,10 +88,10 @@ def beside(prediction: analysis.Prediction, comparison: analysis.Comparison,
     origin = comparison.provenance["measured"]
     badge = origin["badge"]
     lines = [*_what(prediction), f"{badge}: {origin['source']}.",
-             _row("", "PREDICTED", badge, "error")]
+             row("", "PREDICTED", badge, "error")]
     for key in SUMMARY_KEYS:
         error = comparison.error_ratio[key]
-        lines.append(_row(key, comparison.predicted[key], comparison.measured[key],
+        lines.append(row(key, comparison.predicted[key], comparison.measured[key],
                           "" if math.isnan(error) else f"{round(error, 3) + 0.0:+.1%}"))
     return result, [*lines, ""]
 
@@ -107,9 +107,9 @@ def calibrate(options: argparse.Namespace) -> Result:
               "intervals": cal.intervals, "notes": cal.notes, "faults": cal.faults,
               "provenance": {"badge": cal.badge, "device": cal.device, "machine": cal.machine,
                              "source": cal.source, **at}}
-    lines = [_row("", f"{cal.badge}, K = {cal.n_producers}, B = {text('_bytes', cal.burst_bytes)}"),
-             _row("issue_free_s", result["issue_free_s"]),
-             *(_row(name, getattr(cal, name), " to ".join(
+    lines = [row("", f"{cal.badge}, K = {cal.n_producers}, B = {text('_bytes', cal.burst_bytes)}"),
+             row("issue_free_s", result["issue_free_s"]),
+             *(row(name, getattr(cal, name), " to ".join(
                  text(name, end) for end in cal.intervals.get(name, ())))
                for name in analysis.PARAMETERS), *cal.notes,
              *(f"Do not trust it: {fault}." for fault in cal.faults)]
@@ -129,7 +129,7 @@ def record(options: argparse.Namespace) -> Result:
         load_cuda()  # says what is missing before a folder is made
     else:
         make = maker_of(options, machine_of(options))
-    recording = Recording(options.out, options.minutes, _say)
+    recording = Recording(options.out, options.minutes, say_aloud)
     try:
         if name == "cuda":
             from xstage_lab.recording_cuda import record_gpus
@@ -169,7 +169,7 @@ def export(options: argparse.Namespace) -> Result:
         settings |= {name: getattr(workload, name) for name in
                      ("n_producers", "burst_bytes", "gap_s", "n_bursts", "sync")}
         return _exported(BurstGap(**settings), options.out or "exports")
-    if isinstance(workload, UlyssesAttention):
+    if not isinstance(workload, FusedGemm):
         raise XStageError(f"there is no panel to export {options.workload} from yet.")
     settings |= {name: getattr(workload, name) for name in
                  ("m", "n", "k", "n_gpus", "destinations", "out_dtype")}
@@ -218,18 +218,23 @@ def predict_and_measure(
     options: argparse.Namespace, device: Device, workload: Workload, tuning: Tuning | None
 ) -> tuple[analysis.Prediction, Record]:
     """Calibrate unless a calibration is given, measure once with stores off, then with them."""
-    machine = device.machine
-    cal = stored_calibration(options, machine)
-    if cal is None and device.capabilities.any_program:
-        cal = analysis.calibrate(device)
-    elif cal is None:
-        cal = supplied(options, analysis.published(machine))
+    machine, cal = device.machine, calibration_of(options, device)
     t_mma_s = None
     if tuning is not None and not isinstance(workload, BurstTrain) and (
             device.capabilities.any_program):
-        t_mma_s = analysis.measure_t_mma(device, workload, tuning, _seed(options))
+        t_mma_s = analysis.measure_t_mma(device, workload, tuning, seed_of(options))
     prediction = analysis.predict(workload, machine, cal, tuning, t_mma_s)
-    return prediction, device.measure(build(workload, machine, tuning), _seed(options))
+    return prediction, device.measure(build(workload, machine, tuning), seed_of(options))
+
+
+def calibration_of(options: argparse.Namespace, device: Device) -> analysis.Calibration:
+    """Return the calibration given, else the device's own; published figures where it replays."""
+    stored = stored_calibration(options, device.machine)
+    if stored is not None:
+        return stored
+    if device.capabilities.any_program:
+        return analysis.calibrate(device)
+    return supplied(options, analysis.published(device.machine))
 
 
 def stored_calibration(
@@ -254,7 +259,8 @@ def supplied(options: argparse.Namespace, cal: analysis.Calibration) -> analysis
     return cal.override(**given) if given else cal
 
 
-def _seed(options: argparse.Namespace) -> int:
+def seed_of(options: argparse.Namespace) -> int:
+    """Return the seed, a whole number."""
     if not isinstance(options.seed, int) or options.seed < 0:
         raise InvalidValue("seed", options.seed, "whole numbers from 0")
     return options.seed
@@ -281,13 +287,15 @@ def _what(prediction: analysis.Prediction) -> list[str]:
 
 
 def _in_words(parameters: dict[str, Any]) -> str:
-    shown = (f"{name} = {value:g}" if isinstance(value, float) else f"{name} = {value}"
+    shown = (f"{name} = {value:g}" if isinstance(value, float) else
+             f"{name} = {len(value)} counts" if isinstance(value, list) else f"{name} = {value}"
              for name, value in parameters.items()
              if name not in ("workload", "n_ctas", "stores") and value is not None)
     return f"{parameters.get('workload', 'workload')}: {', '.join(shown)}."
 
 
-def _row(name: str, *values: float | str) -> str:
+def row(name: str, *values: float | str) -> str:
+    """Return a line of a table: a name and its values."""
     shown = (value if isinstance(value, str) else text(name, value) for value in values)
     return f"{name:<22}" + "".join(f"{value:<16}" for value in shown).rstrip()
 
@@ -300,9 +308,10 @@ def _progress() -> Callable[[float, str], None]:
         nonlocal said
         if what.partition(",")[0] != said:
             said = what.partition(",")[0]
-            _say(f"{done:4.0%} {said}")
+            say_aloud(f"{done:4.0%} {said}")
     return say
 
 
-def _say(line: str) -> None:
+def say_aloud(line: str) -> None:
+    """Write a line to stderr."""
     sys.stderr.write(f"{line}\n")

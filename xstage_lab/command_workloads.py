@@ -12,6 +12,7 @@ from xstage_lab.spec import (
     BurstTrain,
     FusedGemm,
     MachineSpec,
+    MoELayer,
     Tuning,
     UlyssesAttention,
     Workload,
@@ -25,6 +26,8 @@ WORKLOAD_DEFAULTS: dict[str, dict[str, Any]] = {
                    "destinations": "round-robin", "out_dtype": "bf16"},
     "ulysses": {"model": "Wan2-14B-480p", "tokens": None, "mode": "fused", "causal": False,
                 "comm_sms": 16, "tile": None, "depth": 2},
+    "moe": {"model": "DSv4-Pro", "tokens": 4096, "routing": "balanced", "order": "wave",
+            "tile": "128x128x64", "depth": 2},
 }
 
 
@@ -42,10 +45,23 @@ def workload_of(
             n_gpus=machine.full_rate_gpus if options.gpus is None else options.gpus), None
     if options.workload == "ulysses":
         return _ulysses(options, machine, n_gpus)
-    gemm = FusedGemm(m=options.m, n=options.n, k=options.k, n_gpus=n_gpus,
-                     destinations=options.destinations, out_dtype=options.out_dtype)
+    layer: MoELayer | FusedGemm
+    if options.workload == "moe":
+        layer = catalog.moe_layer(options.model, options.tokens, n_gpus=n_gpus,
+                                  routing=_routing(options.routing), order=options.order)
+    else:
+        layer = FusedGemm(m=options.m, n=options.n, k=options.k, n_gpus=n_gpus,
+                          destinations=options.destinations, out_dtype=options.out_dtype)
     tile_m, tile_n, tile_k = _tile(options.tile)
-    return gemm, Tuning(tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, issue_depth=options.depth)
+    return layer, Tuning(tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, issue_depth=options.depth)
+
+
+def _routing(routing: str) -> str | tuple[int, ...]:
+    """Return a routing by name, or the rows of each expert from numbers between commas."""
+    counts = str(routing).split(",")
+    if len(counts) > 1 and all(count.isascii() and count.isdigit() for count in counts):
+        return tuple(map(int, counts))
+    return routing
 
 
 def _ulysses(options: argparse.Namespace, machine: MachineSpec,

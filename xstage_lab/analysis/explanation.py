@@ -163,9 +163,9 @@ def _moe(prediction: Prediction) -> list[str]:
     elif prediction.regime == "issue-bound":
         head = f"{margin}: {pace}; the SM's own store rate is the bottleneck."
     else:
-        head = (f"{margin}: {pace}; the stores hide behind the MMA."
-                if math.isfinite(prediction.margin_ratio)
-                else f"Compute-bound: {pace}; nothing leaves the GPU.")
+        margin = margin if math.isfinite(prediction.margin_ratio) else "Compute-bound"
+        end = "the stores hide behind the MMA" if t["remote_bytes"] else "nothing leaves the GPU"
+        head = f"{margin}: {pace}; {end}."
     return [head, *_uneven(t), _other_order(prediction), _fuse(prediction, total)]
 
 
@@ -176,8 +176,8 @@ def _uneven(t: dict[str, float]) -> list[str]:
         found.append(f"The busiest GPU has {t['skew_ratio']:.0%} more rows than the mean and sets "
                      "the time.")
     if t["imbalance_ratio"] > 0.05:
-        found.append(f"Its busiest SM and waits for Linear-1 take {t['imbalance_ratio']:.0%} "
-                     "longer than the mean SM's tiles.")
+        found.append(f"The busiest SM takes {t['imbalance_ratio']:.0%} longer than the mean SM's "
+                     "tiles, waits for Linear-1 included.")
     return found
 
 

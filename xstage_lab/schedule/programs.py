@@ -73,9 +73,11 @@ def parameters(
     workload: Workload, tuning: Tuning | None, n_ctas: int, stores: str = "remote"
 ) -> dict[str, Any]:
     """Plain values that name a configuration; equal values mean the same tile program."""
+    plain = {name: list(value) if isinstance(value, tuple) else value  # as JSON gives it back
+             for name, value in dataclasses.asdict(workload).items()}
     return {
         "workload": type(workload).__name__,
-        **dataclasses.asdict(workload),
+        **plain,
         **({"issue_depth": 1} if tuning is None else dataclasses.asdict(tuning)),
         "n_ctas": n_ctas,
         "stores": stores,

@@ -88,13 +88,15 @@ class MoELayer:
                            high=self.experts // self.n_gpus, unit="experts", integer=True,
                            remedy="Those of one GPU.")
         make_plain(self)
+        if isinstance(self.routing, list):
+            object.__setattr__(self, "routing", tuple(self.routing))
         _ = self.expert_rows
 
     @functools.cached_property
     def expert_rows(self) -> NDArray[np.int64]:
         """Rows routed to each expert, shape (experts,); they add up to tokens x P x top_k."""
         rows, most = self.tokens * self.n_gpus * self.top_k, self.tokens * self.n_gpus
-        if isinstance(self.routing, tuple | list):
+        if isinstance(self.routing, tuple):
             return _histogram(self.routing, self.experts, rows, most)
         if self.routing == "balanced":  # the same on every GPU, however few rows there are
             return np.diff(np.arange(self.experts + 1) * rows // self.experts)
