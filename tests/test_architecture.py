@@ -66,6 +66,7 @@ PARTS = (
     part("command_workloads"),
     part("command"),
     part("command_timings"),
+    part("command_tune"),
     part("__init__"),
     part("__main__", "", "numpy"),
 )

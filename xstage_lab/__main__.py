@@ -19,6 +19,7 @@ EPILOG = """Times are seconds, rates bytes per second, sizes bytes. Examples:
 
   python -m xstage_lab predict --workload burst --producers 148 --bytes 32768 --gap 3e-6
   python -m xstage_lab compare --workload fused-gemm --m 8192 --n 8192 --k 4096 --json
+  python -m xstage_lab tune --workload moe --model DSv4-Pro --budget 12
   python -m xstage_lab calibrate --machine H100-SXM --out h100.json
   python -m xstage_lab record --device cuda --out records
   python -m xstage_lab explain --timings data/timings_example.csv
@@ -61,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
         added.add_argument("--json", action="store_true", help="print one JSON object")
         return added
 
-    from xstage_lab import command, command_timings
+    from xstage_lab import command, command_timings, command_tune
     for name, run, text in (
         ("predict", command.predict, "what the law says of a workload"),
         ("measure", command.measure, "run a workload on a device"),
@@ -71,6 +72,10 @@ def _parser() -> argparse.ArgumentParser:
         added = verb(name, run, text)
         _add_machine(added)
         _add_workload(added)
+    tune = verb("tune", command_tune.tune, "the best tile, depth, order; and whether to fuse")
+    _add_machine(tune)
+    _add_workload(tune)
+    _add_search(tune)
     calibrate = verb("calibrate", command.calibrate, "measure the law's parameters on a device")
     _add_machine(calibrate)
     calibrate.add_argument("--producers", type=_number, help="producers K (default: every SM)")
@@ -173,6 +178,18 @@ def _add_workload(parser: argparse.ArgumentParser) -> None:
                          help="queries see the keys up to their own")
     ulysses.add_argument("--comm-sms", type=_number, help="of dedicated: SMs that only send "
                          "(default 16)")
+
+
+def _add_search(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a search; those of the workload fix what they name."""
+    group = parser.add_argument_group(
+        "search", "--tile, --depth and --order, where given, are kept; the rest is searched")
+    group.add_argument("--budget", type=_number, help="measurements at most (default: 5 %% of "
+                       "the configurations, at least 8); 0 asks the law alone")
+    group.add_argument("--gpu-counts", help="GPU counts to choose from, such as 2,4,8, compared "
+                       "at equal work (default: --gpus alone)")
+    group.add_argument("--smem-bytes", type=_number, help="shared memory that a CTA may take")
+    group.add_argument("--max-sms", type=_number, help="SMs that the kernel may take")
 
 
 def _joined(arguments: Sequence[str]) -> list[str]:

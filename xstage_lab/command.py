@@ -129,7 +129,7 @@ def record(options: argparse.Namespace) -> Result:
         load_cuda()  # says what is missing before a folder is made
     else:
         make = maker_of(options, machine_of(options))
-    recording = Recording(options.out, options.minutes, say_aloud)
+    recording = Recording(options.out, options.minutes, say_on_stderr)
     try:
         if name == "cuda":
             from xstage_lab.recording_cuda import record_gpus
@@ -308,10 +308,10 @@ def _progress() -> Callable[[float, str], None]:
         nonlocal said
         if what.partition(",")[0] != said:
             said = what.partition(",")[0]
-            say_aloud(f"{done:4.0%} {said}")
+            say_on_stderr(f"{done:4.0%} {said}")
     return say
 
 
-def say_aloud(line: str) -> None:
+def say_on_stderr(line: str) -> None:
     """Write a line to stderr."""
     sys.stderr.write(f"{line}\n")

@@ -231,8 +231,8 @@ def _searched(of: Candidates, measured: Floats, found: Found) -> list[str]:
         return ["Nothing was measured: the law alone says so."]
     error = np.abs(of.total_s[known] / measured[known] - 1.0)
     rest = ("" if len(known) == len(of) else
-            f"; by such errors {found.n_hopeful:,} of the others might still be faster, and a "
+            f"; {found.n_hopeful:,} of the others might still be faster by the law's error, and a "
             "larger budget would tell." if found.n_hopeful else
-            "; by such errors none of the others is expected to be faster.")
+            "; none of the others is expected to be faster.")
     return [f"{len(known)} of {len(of):,} were measured; the law was off by "
             f"{np.median(error):.1%} in the median and {error.max():.1%} at most{rest or '.'}"]
