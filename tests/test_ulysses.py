@@ -283,6 +283,25 @@ def test_costs_that_grow_with_peers_turn_the_curve() -> None:
     assert above[1] > above[0]
 
 
+def test_what_the_model_says_of_the_published_report() -> None:
+    """FLUX.1 on B200, nothing fitted: fewer of its stores hide on 8 GPUs than on 4, the step is
+    faster all the same, and the cost per peer that would turn it is below that of NCCL."""
+    machine = catalog.with_assumptions(catalog.machine("B200-SXM"))
+    found = {}
+    for n_gpus in (2, 4, 8):
+        attention = catalog.attention("FLUX.1-1024", n_gpus=n_gpus)
+        prediction = predict(attention, machine, published(machine))
+        found[n_gpus] = prediction, ulysses_step(attention, prediction)
+    hidden = {n_gpus: each.terms["hidden_ratio"] for n_gpus, (each, _) in found.items()}
+    assert hidden[8] < 0.5 < min(hidden[2], hidden[4])
+    assert found[8][0].fuse_gain_ratio < found[4][0].fuse_gain_ratio
+    assert found[8][1].total_s < found[4][1].total_s
+    measured = {int(row["gpus"]): float(row["nccl_s"]) for row in catalog.table("all_to_all")
+                if int(row["message_bytes"]) == 64 * 1024}
+    nccl_per_peer_s = (measured[8] - measured[4]) / 4
+    assert losing_per_peer_s(found[4][1], found[8][1], 4) < nccl_per_peer_s
+
+
 @pytest.mark.parametrize("field", ["sync_s", "per_peer_s", "launch_s"])
 @pytest.mark.parametrize("value", [v for v in JUNK if v != 10**30], ids=repr)
 def test_bad_costs_are_refused(field: str, value: object) -> None:

@@ -5,5 +5,6 @@ from xstage_lab.lab.calculator import Calculator
 from xstage_lab.lab.calibrate import Calibrate
 from xstage_lab.lab.runs import Runs
 from xstage_lab.lab.tune import Tune
+from xstage_lab.lab.ulysses import Ulysses
 
-__all__ = ["BurstGap", "Calculator", "Calibrate", "Runs", "Tune"]
+__all__ = ["BurstGap", "Calculator", "Calibrate", "Runs", "Tune", "Ulysses"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import ipywidgets as w
@@ -11,6 +11,8 @@ import ipywidgets as w
 from xstage_lab.errors import InvalidValue, UnknownName, require_choice, require_number
 from xstage_lab.units import display
 
+#: What a list of named settings shows where the fields hold something else.
+OTHER = "other"
 _STYLE = {"description_width": "128px"}
 _WIDE = {"width": "100%", "margin": "1px 0"}
 
@@ -149,6 +151,29 @@ class Controls:
         """Call `changed` after every change of a value."""
         for widget in self.widgets.values():
             widget.observe(changed, names="value")
+
+
+def tie_names(names: w.Dropdown, controls: Controls,
+              named: Mapping[str, Mapping[str, Any]]) -> None:
+    """Let a drop-down list set the settings that it names, and show the name of those set.
+
+    Parameters
+    ----------
+    names : Dropdown over the names and `OTHER`
+    named : settings by name
+    """
+    def choose(change: Any) -> None:
+        if change["new"] != OTHER:
+            controls.set(**named[change["new"]])
+
+    def show(_change: object = None) -> None:
+        shown = {name: widget.value for name, widget in controls.widgets.items()}
+        names.value = next((name for name, settings in named.items()
+                            if settings.items() <= shown.items()), OTHER)
+
+    show()
+    names.observe(choose, names="value")
+    controls.observe(show)
 
 
 def _number_or_none(name: str, text: str) -> float | None:

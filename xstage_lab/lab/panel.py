@@ -138,6 +138,19 @@ class Panel(w.VBox):
         fixed = values.keys() - set(free)
         return [p for p in self.points if all(p.values[name] == values[name] for name in fixed)]
 
+    def possible(self, series: Iterable[Values]) -> list[tuple[Values, Any]]:
+        """Return those of `series` that can run, and their pictures; raises where none can."""
+        found: list[tuple[Values, Any]] = []
+        reasons: list[XStageError] = []
+        for values in series:
+            try:
+                found.append((values, self.picture(values)))
+            except XStageError as error:  # such points are drawn as missing
+                reasons.append(error)
+        if reasons and not found:
+            raise reasons[0]
+        return found
+
     def measure(self) -> None:
         """Run the current settings on the device."""
         self._start(self.plan_measure)

@@ -67,7 +67,7 @@ class Tune(Panel):
 
     def __init__(self, **settings: Any) -> None:
         machine = machine_controls(settings.get("machine", "B200-SXM"))
-        made = machine | device_controls() | _gemm_controls() | _tuning_controls() | {
+        made = machine | device_controls() | _gemm_controls() | tuning_controls() | {
             "series": controls.choice("series", "sweep over", "issue depth", SERIES,
                                       "what Sweep varies, and the axis of the figure Series"),
         }
@@ -189,7 +189,8 @@ def _compute_key(values: Values) -> tuple[Any, ...]:
                                            "tile_k"))
 
 
-def _tuning_controls() -> dict[str, w.Widget]:
+def tuning_controls() -> dict[str, w.Widget]:
+    """Return the sliders of tile and staging."""
     tile = controls.whole
     return {
         "tile_m": tile("tile_m", "tile m", 128, 16, 512, 16),

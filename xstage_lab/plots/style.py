@@ -54,6 +54,8 @@ _LABELS = {
     "burst_bytes": "burst B of one producer", "n_producers": "producers K",
     "tokens": "tokens of each GPU", "speedup_ratio": "wave / interleaved",
     "rule_ratio": "closed form", "busy_ratio": "share of SMs",
+    "hidden_ratio": "hidden", "idle_ratio": "SMs idle", "compute_only_s": "attention alone",
+    "step_s": "whole step", "step_unfused_s": "whole step, unfused",
     "capacity_bytes": "capacity Q", "fused_s": "time", "payload_bytes": "message",
 }
 
