@@ -69,6 +69,7 @@ class Panel(w.VBox):
     """
 
     workload = ""  # name of the specs whose runs the figures can show
+    figure_height = FIGURE_HEIGHT
     _worker: Worker | None = None
     _log: RunLog | None = None
     runs: FoldedRuns | None = None
@@ -264,9 +265,13 @@ class Panel(w.VBox):
         for tab in self.tabs.values():
             legends: Any = tab.plot.figure.select({"type": Legend})
             for legend in legends:
-                legend.ncols = 2  # three would be cut off beside the controls
-            if isinstance(tab.plot.figure, BokehPlot):
-                tab.plot.figure.height = FIGURE_HEIGHT
+                if legend.ncols == 3:  # the third would be cut off beside the controls
+                    legend.ncols = 2
+            root: Any = tab.plot.figure
+            parts: list[Any] = [root] if isinstance(root, BokehPlot) else root.children
+            whole = sum(part.height for part in parts)
+            for part in parts:
+                part.height = round(part.height * self.figure_height / whole)
             if self.shown is not None:
                 tab.draw(tab.plot, self.shown)
         self.figures.children = [LiveFigure(tab.plot.figure) for tab in self.tabs.values()]
