@@ -4,7 +4,7 @@ from xstage_lab.analysis.advice import Answer, Outcome
 from xstage_lab.analysis.calibration import PARAMETERS, Calibration, Sample, published
 from xstage_lab.analysis.candidates import Choice
 from xstage_lab.analysis.comparison import Comparison, compare, measured_regime
-from xstage_lab.analysis.explanation import explain
+from xstage_lab.analysis.explanation import explain, unsure_words
 from xstage_lab.analysis.interleaving import Interleaving, two_layers, verdict
 from xstage_lab.analysis.judgement import Verdict, judge
 from xstage_lab.analysis.moe import predict_moe_map
@@ -55,5 +55,6 @@ __all__ = [
     "tune",
     "two_layers",
     "ulysses_step",
+    "unsure_words",
     "verdict",
 ]

@@ -14,17 +14,22 @@ def explain(prediction: Prediction) -> list[str]:
              _attention if "hidden_ratio" in prediction.terms else
              _moe if "other_order_total_s" in prediction.terms else _tiles)
     sentences = words(prediction)
+    return [*sentences, *unsure_words(prediction)]
+
+
+def unsure_words(prediction: Prediction) -> list[str]:
+    """Return what the calibration supposes, and how far that moves the prediction."""
     unsure = sorted(prediction.calibration.assumed)
-    if unsure:
-        low, high = prediction.low["accepted_s"], prediction.high["accepted_s"]
-        band = ""
-        if high > low * 1.001:
-            over = "Q from unbounded to none" if "capacity_bytes" in unsure else "what is known"
-            band = (f"; over {over} the last acceptance moves from {text('_s', low)} "
-                    f"to {text('_s', high)}")
-        names = ", ".join(name.rsplit("_bytes", 1)[0].removesuffix("_s") for name in unsure)
-        sentences.append(f"ASSUMED, not measured: {names}{band}.")
-    return sentences
+    if not unsure:
+        return []
+    low, high = prediction.low["accepted_s"], prediction.high["accepted_s"]
+    band = ""
+    if high > low * 1.001:
+        over = "Q from unbounded to none" if "capacity_bytes" in unsure else "what is known"
+        band = (f"; over {over} the last acceptance moves from {text('_s', low)} "
+                f"to {text('_s', high)}")
+    names = ", ".join(name.rsplit("_bytes", 1)[0].removesuffix("_s") for name in unsure)
+    return [f"ASSUMED, not measured: {names}{band}."]
 
 
 def _bursts(prediction: Prediction) -> list[str]:

@@ -16,7 +16,8 @@ from xstage_lab.units import text
 
 Values = dict[str, Any]
 
-_NAMES = {"total_s": "total", "accepted_s": "accepted", "period_s": "period",
+#: Keys of a summary in words.
+NAMES = {"total_s": "total", "accepted_s": "accepted", "period_s": "period",
           "issue_s": "issue time", "stall_ratio": "stalled"}
 
 
@@ -67,7 +68,7 @@ class Picture:
 
     def table(self) -> str:
         """Return the summary as an HTML table: predicted, its band if there is one, measured."""
-        columns = {"": [_NAMES[key] for key in SUMMARY_KEYS],
+        columns = {"": [NAMES[key] for key in SUMMARY_KEYS],
                    "PREDICTED": [text(key, self.prediction.summary[key]) for key in SUMMARY_KEYS]}
         band = [self._band(key) for key in SUMMARY_KEYS]
         if any(band):
@@ -75,7 +76,7 @@ class Picture:
         if self.comparison is not None:
             badge = str(self.comparison.provenance["measured"]["badge"])
             columns[badge] = [text(key, self.comparison.measured[key]) for key in SUMMARY_KEYS]
-            columns["error"] = [_error(key, self.comparison) for key in SUMMARY_KEYS]
+            columns["error"] = [error_text(key, self.comparison) for key in SUMMARY_KEYS]
         return style.table(list(columns), zip(*columns.values(), strict=True))
 
     def _band(self, key: str) -> str:
@@ -112,7 +113,8 @@ class Picture:
                       for name in self.calibration.assumed)
 
 
-def _error(key: str, comparison: Comparison) -> str:
+def error_text(key: str, comparison: Comparison) -> str:
+    """Return how far off the prediction of a key is, with its unit; empty where not known."""
     error = comparison.error_ratio[key]
     if math.isnan(error):
         return ""

@@ -36,8 +36,8 @@ from xstage_lab.plots.tune import TimeBars, set_factors, time_bars
 Columns = Mapping[str, ArrayLike]
 
 ORDERS = ("wave", "interleaved")
-_SHARES = {"first_ratio": ("MMA of Linear-1", COMPUTE),
-           "second_ratio": ("MMA of Linear-2", LINEAR_2), "wait_ratio": ("slot wait", STALL)}
+_SHARES = {"first_ratio": ("Linear-1", COMPUTE), "second_ratio": ("Linear-2", LINEAR_2),
+           "wait_ratio": ("slot wait", STALL)}
 #: Orange where waves are faster, purple where interleaving is; ink is legible on all of them.
 _SIDES = interp_palette(tuple(reversed(PuOr[11][2:9])), 101)
 _LEAST_SCALE = 0.1  # gains up to here have all of the colours
@@ -52,7 +52,7 @@ class OrdersOverTime(Plot):
         time, held = DataRange1d(start=0, range_padding=0), DataRange1d(start=0)
         share = Range1d(start=0, end=105)
         parts = [
-            new_figure("What the SMs do, in waves (upper) and interleaved (lower)", "",
+            new_figure("MMA and issue of all SMs, in waves (upper) and interleaved (lower)", "",
                        "busy_ratio", height=160, legend_rows=0, x_range=time, y_range=share),
             new_figure("", "", "backlog_bytes", height=75, legend_rows=0, x_range=time,
                        y_range=held),
@@ -71,6 +71,7 @@ class OrdersOverTime(Plot):
         for words, colour in (*_SHARES.values(), ("issue", ISSUE), ("backlog", DRAIN),
                               ("capacity Q", CAPACITY)):
             parts[3].rect([], [], 1, 1, fill_color=colour, line_color=None, legend_label=words)
+        parts[3].legend.update(ncols=6, label_width=64)
 
     def _draw_shares(self, fig: figure, order: str) -> None:
         shares = self._add(order, "time_s", *_SHARES, "issue_ratio")
