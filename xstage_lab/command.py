@@ -146,7 +146,7 @@ def record(options: argparse.Namespace) -> Result:
 def paper(options: argparse.Namespace) -> Result:
     """Set published numbers beside what the law and the simulated device give."""
     from xstage_lab.paper.verb import show
-    return show(options.table)
+    return show(options.table, say_on_stderr)
 
 
 def doctor(options: argparse.Namespace) -> Result:

@@ -11,8 +11,10 @@ from xstage_lab.errors import require_choice
 from xstage_lab.paper.attention import attention_table
 from xstage_lab.paper.constants import constants_table
 from xstage_lab.paper.gemm_rs import gemm_rs_table
+from xstage_lab.paper.grid import grid_assumptions_table, grid_table
 from xstage_lab.paper.mega_moe import mega_moe_table
 from xstage_lab.paper.messages import issue_completion_table
+from xstage_lab.paper.moe_spans import moe_spans_table
 from xstage_lab.paper.stall import (
     moe_stall_forms_table,
     moe_stall_left_out_table,
@@ -36,6 +38,9 @@ TABLES: dict[str, Callable[[], Table]] = {
     "issue-completion": issue_completion_table,
     "wave-lag": wave_lag_table,
     "mega-moe": mega_moe_table,
+    "moe-spans": moe_spans_table,
+    "grid": grid_table,
+    "grid-assumptions": grid_assumptions_table,
 }
 
 
