@@ -110,7 +110,7 @@ def rounds_of_gpu(moe: MoELayer, machine: MachineSpec, cal: Calibration, tuning:
     The arrays of rounds have shape (1, 1, n_rounds).
     """
     kind = moe_tiles(moe, machine, tuning, gpu)
-    gpus = _Gpus([kind], np.ones(1, np.int64), [_path(kind, cal, tuning)])
+    gpus = _with_paths([kind], np.ones(1, np.int64), cal, tuning)
     run = _round_run(moe, machine, gpus, tuning, (cal,))
     return kind, run, law.staged_rounds(run)
 
@@ -120,13 +120,13 @@ def _gpus(moe: MoELayer, machine: MachineSpec, cal: Calibration, tuning: Tuning,
     """Cut every kind of GPU into pieces; compute times are `mma_ratio` of the roofline's."""
     kinds, n_like = _kinds(moe, machine, tuning)
     kinds = [kind._replace(t_mma_s=mma_ratio * kind.t_mma_s) for kind in kinds]
-    return _Gpus(kinds, n_like, [_path(kind, cal, tuning) for kind in kinds])
+    return _with_paths(kinds, n_like, cal, tuning)
 
 
-def _path(kind: MoETiles, cal: Calibration, tuning: Tuning) -> law.SchedulePath:
-    issue = _issue_free_s(kind, cal)
-    late = 0 * issue if tuning.issue_depth == 1 else issue
-    return law.critical_path(kind.pieces, kind.n_sms, _step_s(kind, issue, tuning), late)
+def _with_paths(kinds: list[MoETiles], n_like: Ints, cal: Calibration, tuning: Tuning) -> _Gpus:
+    return _Gpus(kinds, n_like, [
+        law.critical_path(kind.pieces, kind.n_sms, kind.t_mma_s, _issue_free_s(kind, cal),
+                          tuning.issue_depth) for kind in kinds])
 
 
 def _kinds(moe: MoELayer, machine: MachineSpec,
@@ -142,20 +142,13 @@ def _measured_ratio(moe: MoELayer, machine: MachineSpec, tuning: Tuning,
                     t_mma_s: float) -> float:
     """Return measured over modelled time of the program with stores off."""
     kinds, _ = _kinds(moe, machine, tuning)
-    alone = max(law.critical_path(kind.pieces, kind.n_sms, kind.t_mma_s, 0 * kind.t_mma_s).end_s
+    alone = max(law.critical_path(kind.pieces, kind.n_sms, kind.t_mma_s, 0 * kind.t_mma_s, 1).end_s
                 for kind in kinds)
     return t_mma_s * max(kind.n_rounds for kind in kinds) / alone
 
 
 def _issue_free_s(kind: MoETiles, cal: Calibration) -> Floats:
     return law.issue_free_time(kind.tile_bytes, cal.per_sm_bytes_per_s, cal.issue_latency_s)
-
-
-def _step_s(kind: MoETiles, issue_s: Floats, tuning: Tuning) -> Floats:
-    """Time from a tile to the next on its SM while nothing waits for room."""
-    if tuning.issue_depth == 1:
-        return kind.t_mma_s + issue_s
-    return np.maximum(kind.t_mma_s, issue_s)
 
 
 def _round_run(moe: MoELayer, machine: MachineSpec, gpus: _Gpus, tuning: Tuning,
@@ -166,23 +159,33 @@ def _round_run(moe: MoELayer, machine: MachineSpec, gpus: _Gpus, tuning: Tuning,
     """
     shape = (len(cals), len(gpus.kinds), max(kind.n_rounds for kind in gpus.kinds))
     compute, issue, volume, spread = np.zeros((4, *shape))
-    tail = np.zeros(shape[:2])
+    tail, depth = np.zeros(shape[:2]), tuning.issue_depth
     for j, (kind, path) in enumerate(zip(gpus.kinds, gpus.paths, strict=True)):
-        at = slice(kind.n_rounds)
-        first = _issue_free_s(kind, cals[0])
-        compute[:, j, at] = np.diff(path.mean_s, prepend=0.0) - kind.per_sm(
-            _step_s(kind, first, tuning) - kind.t_mma_s)
-        volume[:, j, at] = kind.n_sms * kind.per_sm(kind.remote_bytes)
-        spread[:, j, at] = path.spread_s
-        for i, cal in enumerate(cals):
-            issue[i, j, at] = kind.per_sm(_issue_free_s(kind, cal))
-        tail[:, j] = path.end_s - path.mean_s[-1]
-        if tuning.issue_depth > 1:  # the path ends with an issue, the mean SM's steps do not
-            tail[:, j] -= issue[0, j, kind.n_rounds - 1]
+        n, (free, slot, before) = kind.n_rounds, _ready_s(path, depth)
+        compute[:, j, :n] = path.computed_s - np.maximum(free, slot)
+        issue[:, j, :n] = path.accepted_s - np.maximum(path.computed_s, before)
+        volume[:, j, :n] = kind.n_sms * kind.per_sm(kind.remote_bytes)
+        spread[:, j, :n] = path.spread_s
+        for i, cal in enumerate(cals[1:], 1):
+            issue[i, j, :n] += kind.per_sm(_issue_free_s(kind, cal) - _issue_free_s(kind, cals[0]))
+        tail[:, j] = path.end_s - path.accepted_s[-1]
     k = gpus.kinds[0].n_sms
     drain = [[cal.drain_bytes_per_s * lanes_used(machine, moe.n_gpus)] for cal in cals]
     held = [[cal.capacity_at(k)] for cal in cals]
     return law.RoundRun(compute, issue, volume, spread, tail, tuning.issue_depth, drain, held)
+
+
+def _ready_s(path: law.SchedulePath, depth: int) -> tuple[Floats, Floats, Floats]:
+    """When the mean SM's MMA role is free for a round, has a slot, and its store role is free."""
+    free = np.concatenate([[0.0], path.computed_s[:-1]])
+    accepted = np.concatenate([np.zeros(depth), path.accepted_s])  # D rounds before the first
+    return free, accepted[:free.size], accepted[depth - 1:-1]
+
+
+def _uneven_wait_s(path: law.SchedulePath, depth: int) -> float:
+    """Waits for a slot that SMs have and their mean does not: it evens long tiles out."""
+    free, slot, _ = _ready_s(path, depth)
+    return path.slot_wait_s - float(np.maximum(slot - free, 0.0).sum())
 
 
 def predicted_moe(moe: MoELayer, machine: MachineSpec, cal: Calibration, tuning: Tuning,
@@ -199,7 +202,7 @@ def predicted_moe(moe: MoELayer, machine: MachineSpec, cal: Calibration, tuning:
     terms["other_order_total_s"] = _best(swapped, machine, cal, tuning, ratio)["total_s"]
     regime, margin = _regime(terms, best["accepted_s"], tuning.issue_depth == 1)
     copy = terms["remote_bytes"] / terms["drain_bytes_per_s"]
-    compute = terms["compute_bound_s"]
+    compute = terms["path_s"]
     unfused = {"compute_s": compute, "copy_s": copy,
                "total_s": float(law.unfused_time(compute, copy, 1.0))}
     return {"summary": best, "low": low, "high": high, "regime": regime, "margin_ratio": margin,
@@ -227,10 +230,11 @@ def _summary(gpus: _Gpus, run: law.RoundRun, rounds: law.Rounds, i: int) -> dict
         spans.append(float((end - start).sum()) * kind.n_sms / kind.n_tiles)
         periods.append((start[-1] - start[n // 2]) / max(n - 1 - n // 2, 1))
     enough = min(kind.n_tiles // kind.n_sms for kind in gpus.kinds) >= FEWEST_TILES
+    depth = int(np.asarray(run.issue_depth))
+    waits = weight @ (rounds.slot_wait_s[i] + [_uneven_wait_s(p, depth) for p in gpus.paths])
     return {"total_s": float(rounds.total_s[i].max()), "accepted_s": accepted,
             "period_s": float(weight @ periods) if enough else math.nan,
-            "issue_s": float(weight @ spans),
-            "stall_ratio": float(weight @ rounds.slot_wait_s[i]) / accepted}
+            "issue_s": float(weight @ spans), "stall_ratio": float(waits) / accepted}
 
 
 def _terms(moe: MoELayer, machine: MachineSpec, cal: Calibration, tuning: Tuning, gpus: _Gpus,
@@ -238,7 +242,7 @@ def _terms(moe: MoELayer, machine: MachineSpec, cal: Calibration, tuning: Tuning
     """Return the quantities that enter, of the slowest GPU."""
     slowest = int(np.argmax(rounds.accepted_s[0]))
     kind, k = gpus.kinds[slowest], gpus.kinds[0].n_sms
-    compute, issue, volume = (np.asarray(a)[0, slowest] for a in run[:3])
+    volume = np.asarray(run.store_bytes)[0, slowest]
     path = gpus.paths[slowest].end_s
     drain = cal.drain_bytes_per_s * lanes_used(machine, moe.n_gpus)
     held, remote = cal.capacity_at(k), float(volume.sum())
@@ -252,8 +256,11 @@ def _terms(moe: MoELayer, machine: MachineSpec, cal: Calibration, tuning: Tuning
              for layer in (~second, second)]
     serial = tuning.issue_depth == 1
     each = _issue_free_s(kind, cal)
-    even = float(kind.per_sm(_step_s(kind, each, tuning)).sum())
-    issuing = float(issue.sum()) + (0.0 if serial else float(compute[0]))
+    even = float(kind.per_sm(kind.t_mma_s + each if serial else
+                             np.maximum(kind.t_mma_s, each)).sum())
+    uneven = path / even
+    computing, issuing = (float(kind.per_sm(a).sum()) for a in (kind.t_mma_s, each))
+    bounds = (path, issuing) if serial else (uneven * computing, uneven * issuing)
     return {
         "t_mma_s": float(kind.per_sm(kind.t_mma_s).sum()) / kind.n_rounds, "t_mma_1_s": t_mma[0],
         "t_mma_2_s": t_mma[1], "issue_free_s": cal.issue_free_s(
@@ -261,10 +268,10 @@ def _terms(moe: MoELayer, machine: MachineSpec, cal: Calibration, tuning: Tuning
         "drain_s": per_round / drain, "tile_bytes": tile, "n_tiles": float(kind.n_tiles),
         "n_rounds": float(kind.n_rounds), "remote_bytes": remote, "capacity_bytes": held,
         "drain_bytes_per_s": drain, "missed_bytes": kind.missed_bytes,
-        "path_s": path, "imbalance_ratio": path / even - 1.0,
+        "path_s": path, "imbalance_ratio": uneven - 1.0,
         "skew_ratio": float(moe.gpu_rows.max() / moe.gpu_rows.mean()) - 1.0,
         "room_wait_s": float(rounds.room_wait_s[0, slowest]),
-        "compute_bound_s": path, "issue_bound_s": issuing,
+        "compute_bound_s": bounds[0], "issue_bound_s": bounds[1],
         "drain_bound_s": first + (remote - held) / drain if remote else 0.0,
     }
 
@@ -272,7 +279,7 @@ def _terms(moe: MoELayer, machine: MachineSpec, cal: Calibration, tuning: Tuning
 def _regime(terms: dict[str, float], accepted_s: float, serial: bool) -> tuple[str, float]:
     """Name what sets the time: the chain of SMs, the path's rate, or bursts it cannot hold."""
     compute, issue, drain = (terms[f"{name}_bound_s"] for name in ("compute", "issue", "drain"))
-    chain = max(compute, issue)
+    chain = terms["path_s"]
     if drain > max(chain, (1 - NEGLIGIBLE_SHARE) * accepted_s):
         return "drain-bound", drain / chain - 1.0
     if accepted_s - chain > NEGLIGIBLE_SHARE * accepted_s:

@@ -39,48 +39,60 @@ class SchedulePath(NamedTuple):
 
     Attributes
     ----------
-    end_s : last acceptance of the busiest SM
-    mean_s, spread_s : shape (n_rounds,), mean end of a round over SMs, and the full width of
-        these ends, taken as uniform
+    end_s : last acceptance
+    computed_s, accepted_s : shape (n_rounds,), mean over SMs of when a round's tiles are
+    spread_s : shape (n_rounds,), full width of the SMs' acceptances, taken as uniform
+    slot_wait_s : waits of the mean SM's MMA role for a slot
     """
 
     end_s: float
-    mean_s: Floats
+    computed_s: Floats
+    accepted_s: Floats
     spread_s: Floats
+    slot_wait_s: float
 
 
-def critical_path(pieces: Pieces, n_sms: int, step_s: ArrayLike,
-                  late_s: ArrayLike) -> SchedulePath:
+def critical_path(pieces: Pieces, n_sms: int, compute_s: ArrayLike, issue_s: ArrayLike,
+                  issue_depth: int) -> SchedulePath:
     """Step through a static schedule in which no store waits for room.
 
-    An SM takes its tiles in order; a tile that waits for a counter starts once all tiles that
-    raise it are accepted. SMs whose tiles are shorter run ahead, until a counter stops them.
+    An SM takes its tiles in order, and tile j once tile j - D is accepted; one that waits for a
+    counter starts once all tiles that raise it are accepted. SMs whose tiles are shorter run
+    ahead, until a counter stops them.
 
     Parameters
     ----------
-    step_s : shape (n_pieces,), time from a tile to the next on its SM
-    late_s : shape (n_pieces,), acceptance of a tile after its step
-
+    compute_s, issue_s : shape (n_pieces,), of a tile
     """
     n_rounds = int(pieces.round[-1]) + 1 if pieces.round.size else 0
-    free, mean, spread = np.zeros(n_sms), np.zeros(n_rounds), np.zeros(n_rounds)
-    end, full = 0.0, [0.0] * (int(pieces.signals.max(initial=-1)) + 1)
+    mean_computed, mean_accepted, spread = np.zeros((3, n_rounds))
+    computed, accepted = np.zeros(n_sms), np.zeros((issue_depth, n_sms))  # of the last D rounds
+    full = [0.0] * (int(pieces.signals.max(initial=-1)) + 1)
+    waits = 0.0
     last = np.append(np.diff(pieces.round) > 0, True)
     columns = (pieces.first_sm, pieces.n_tiles, pieces.round, pieces.signals, pieces.waits_for,
-               *floats(step_s, late_s), last)
-    for sm, n, at, raised, needed, step, late, ends in zip(
+               *floats(compute_s, issue_s), last)
+    for sm, n, at, raised, needed, compute, issue, ends in zip(
             *(column.tolist() for column in columns), strict=True):
-        mine = free[sm:sm + n]
+        mine, slot = computed[sm:sm + n], accepted[at % issue_depth, sm:sm + n]
+        before = accepted[(at - 1) % issue_depth, sm:sm + n]
         if needed >= 0:
             np.maximum(mine, full[needed], out=mine)
-        mine += step
-        accepted = float(mine.max()) + late
-        end = max(end, accepted)
+        waits += float(np.maximum(slot - mine, 0.0).sum())
+        np.maximum(mine, slot, out=mine)
+        mine += compute
+        np.maximum(mine, before, out=slot)
+        slot += issue
         if raised >= 0:
-            full[raised] = max(full[raised], accepted)
+            full[raised] = max(full[raised], float(slot.max()))
         if ends:
-            mean[at], spread[at] = free.mean(), FULL_WIDTH * free.std()
-    return SchedulePath(end, mean, spread)
+            idle = slice(sm + n, None)  # SMs without a tile in the last round
+            np.maximum(computed[idle], accepted[at % issue_depth, idle], out=computed[idle])
+            latest = accepted.max(axis=0)
+            mean_computed[at], mean_accepted[at] = computed.mean(), latest.mean()
+            spread[at] = FULL_WIDTH * latest.std()
+    return SchedulePath(float(accepted.max(initial=0.0)), mean_computed, mean_accepted, spread,
+                        waits / n_sms)
 
 
 class RoundRun(NamedTuple):
@@ -88,8 +100,8 @@ class RoundRun(NamedTuple):
 
     Attributes
     ----------
-    compute_s, issue_s : time that a round takes the mean SM, waits for tiles included, but
-        for its issue; and that
+    compute_s, issue_s : what a round takes the mean SM from when it has a slot, waits for
+        tiles included, and from when its store role is free
     store_bytes : bytes that a round stores to other GPUs
     spread_s : full width of the SMs' ends of a round
     tail_s : scalar, end of the busiest SM after that of the mean one
