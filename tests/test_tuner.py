@@ -105,7 +105,7 @@ def test_a_budget_for_everything_is_exhaustive_search(destinations: str) -> None
     answer = found(gemm, budget=len(times) + 1)
     assert answer.n_measured == len(times) + 1  # and compute-then-copy's compute
     assert answer.n_candidates == len(times)
-    assert answer.best.measured_s == min(times.values())
+    assert answer.best.measured_s <= 1.001 * min(times.values())
     assert times[answer.best.choice.tuning] == answer.best.measured_s
     slower = [time for time in times.values() if time > 1.001 * answer.best.measured_s]
     assert answer.runner_up is not None
@@ -323,8 +323,23 @@ def test_a_calibration_alone_says_predicted() -> None:
     assert answer.n_measured == 0
     assert answer.best.record is None
     assert set(answer.provenance) == {"predicted"}
-    assert answer.best.predicted_s == min(
+    fastest = min(
         predict(GEMM, NODE, law, Tuning(tile_m=m, tile_n=n, issue_depth=d, n_stages=2))
         .summary["total_s"] for m in SMALL.tile_m for n in SMALL.tile_n
         for d in SMALL.issue_depth if Tuning(tile_m=m, tile_n=n, issue_depth=d, n_stages=2)
         .smem_bytes(GEMM) <= NODE.smem_per_cta_bytes)
+    assert fastest <= answer.best.predicted_s <= 1.01 * fastest
+
+
+def test_equals_do_not_win_by_a_small_tile() -> None:
+    """Of what the law takes for equally fast the largest tile at the least depth is named."""
+    gemm = dataclasses.replace(GEMM, m=3072, n=3072, k=8192)
+    roomy = dataclasses.replace(NODE, smem_per_cta_bytes=math.nan)
+    space = Space(tile_m=(64, 128, 192), tile_n=(64, 128), issue_depth=(2, 3))
+    best = tune(gemm, roomy, LAW, space).best.choice.tuning
+    times = {(m * n, -depth): predict(
+        gemm, roomy, LAW, Tuning(tile_m=m, tile_n=n, issue_depth=depth)).summary["total_s"]
+        for m, n, depth in itertools.product(space.tile_m, space.tile_n, space.issue_depth)}
+    near = [size for size, time in times.items() if time <= 1.01 * min(times.values())]
+    assert len(near) > 1
+    assert (best.tile_m * best.tile_n, -best.issue_depth) == max(near)

@@ -7,6 +7,7 @@ the disk.
 from __future__ import annotations
 
 import csv
+import dataclasses
 import functools
 import io
 import json
@@ -307,6 +308,17 @@ class RunLog:
             raise FileRejected(self.path, f"its entry is damaged ({error}). Restore the file "
                                "from a copy, or delete this run.", f"run {row[0]}") from None
         return Run(**dict(zip(_COLUMNS, parsed, strict=True)))
+
+
+def as_logged(run: Run, record: Record) -> Record:
+    """Return a record of the log as what it is today, and where it comes from.
+
+    What was live when it was measured is RECORDED now; what was simulated stays so.
+    """
+    badge = "RECORDED" if run.badge == "LIVE" else run.badge
+    origin = {"badge": badge, "recorded_badge": run.badge, "run": run.uuid,
+              "source": f"run log, {run.device} on {run.machine}"}
+    return dataclasses.replace(record, provenance=record.provenance | origin)
 
 
 def _whole(field: str, value: int) -> int:

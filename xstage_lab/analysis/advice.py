@@ -19,6 +19,7 @@ from xstage_lab.record import Record
 from xstage_lab.spec import MachineSpec
 from xstage_lab.units import text
 
+# Measured times this near, and predicted ones, are as good as equal.
 TIE_RATIO, NO_DIFFERENCE_RATIO = 0.001, 0.01
 
 
@@ -79,7 +80,7 @@ class Answer:
     ----------
     best : Outcome
     runner_up : Outcome or None
-        The next that is not as fast to 0.1 %, or else the next; None where there is no other.
+        The next that is not as good as equal, or else the next; None where there is no other.
     margin_ratio : float
         By what the runner-up takes longer; NaN where there is none.
     fuse_gain_ratio : float
@@ -130,10 +131,12 @@ def answer(of: Candidates, machine: MachineSpec, calibrations: Mapping[str, Cali
     """Make an answer of what was predicted and measured."""
     measured = measured_times(of, found.records)
     time, unknown = np.where(np.isnan(measured), of.total_s, measured), np.isnan(measured)
-    order = np.lexsort((of.smem_bytes, time.round(15), unknown))  # measured ones first
-    first = order[0]
+    order = np.lexsort((of.preference(), time.round(15), unknown))  # measured ones first
+    tie = TIE_RATIO if found.records else NO_DIFFERENCE_RATIO
+    near = (unknown == unknown[order[0]]) & (time <= (1 + tie) * time[order[0]])
+    first = np.flatnonzero(near)[np.argmin(of.preference()[near])]
     like = np.where(unknown, of.total_s / of.total_s[first], time / time[first])  # beside like
-    ties = np.abs(like - 1) < TIE_RATIO
+    ties = near | (np.abs(like - 1) < tie)
 
     def outcome(i: int) -> Outcome:
         choice = of.choice(i)
@@ -144,7 +147,7 @@ def answer(of: Candidates, machine: MachineSpec, calibrations: Mapping[str, Cali
                        record=found.records.get(i))
 
     best = outcome(int(first))
-    second = outcome(_runner_up(order, ties)) if len(of) > 1 else None
+    second = outcome(_runner_up(int(first), order, ties)) if len(of) > 1 else None
     if second is not None and best.record is not None and second.record is None:
         margin = second.predicted_s / best.predicted_s - 1.0  # like beside like
     else:
@@ -158,7 +161,7 @@ def answer(of: Candidates, machine: MachineSpec, calibrations: Mapping[str, Cali
         best=best, runner_up=second, margin_ratio=margin,
         fuse_gain_ratio=unfused_s / fused_s - 1.0 if copy_s else math.nan,
         fuse=f"{fuse_words(fused_s, unfused_s, copy_s)}{said}",
-        explain=[_first(best, len(of), int(np.sum(ties & (unknown == unknown[first]))) - 1),
+        explain=[_first(best, len(of), int(near.sum()) - 1, tie),
                  explain(best.prediction)[0],
                  *_second(best, second, margin), *_others(of, int(first)),
                  *_left_out(excluded), *_searched(of, measured, found)],
@@ -166,9 +169,9 @@ def answer(of: Candidates, machine: MachineSpec, calibrations: Mapping[str, Cali
         excluded=excluded, provenance=origin)
 
 
-def _runner_up(order: NDArray[np.int64], ties: NDArray[np.bool_]) -> int:
+def _runner_up(first: int, order: NDArray[np.int64], ties: NDArray[np.bool_]) -> int:
     behind = order[~ties[order]]
-    return int(behind[0] if behind.size else order[1])
+    return int(behind[0] if behind.size else order[order != first][0])
 
 
 def _unfused(of: Candidates, machine: MachineSpec, calibrations: Mapping[str, Calibration],
@@ -190,10 +193,10 @@ def _unfused(of: Candidates, machine: MachineSpec, calibrations: Mapping[str, Ca
             copy_s, said)
 
 
-def _first(best: Outcome, n: int, n_ties: int) -> str:
+def _first(best: Outcome, n: int, n_ties: int, tie: float) -> str:
     known = "" if best.record is None else f" {best.badge}, {text('_s', best.predicted_s)}"
-    ties = (f" {n_ties:,} more as fast to 0.1%; of equals the one with least shared memory is "
-            "named." if n_ties else "")
+    ties = (f" {n_ties:,} more are as fast to {tie:.1%}; of equals the largest tile at the least "
+            "depth is named, as operand traffic is not modelled." if n_ties else "")
     return (f"The best of {n:,} is {best.choice.label()}: {text('_s', best.time_s)}{known} "
             f"PREDICTED.{ties}")
 

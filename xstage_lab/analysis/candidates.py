@@ -102,6 +102,14 @@ class Candidates:
         values = dict(zip(TILING, self.columns[i].tolist(), strict=True))
         return Choice(workload, Tuning(n_ctas=n_ctas, **values), path)
 
+    def preference(self) -> Counts:
+        """Rank of each candidate among equals: the largest tile, then the least depth.
+
+        A tie in time is no reason for a small tile, whose operand traffic is not modelled.
+        """
+        m, n, _, depth, _ = self.columns.T
+        return np.argsort(np.lexsort((self.smem_bytes, depth, -m * n)))
+
     def features(self) -> Floats:
         """Coordinates in which near candidates behave alike: octaves; two where names differ."""
         names = sorted({_named(group) for group in self.groups})

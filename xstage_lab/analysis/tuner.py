@@ -32,7 +32,7 @@ from xstage_lab.errors import (
     require_number,
 )
 from xstage_lab.record import Record, to_plain
-from xstage_lab.runlog import RunLog, code_version
+from xstage_lab.runlog import Run, RunLog, as_logged, code_version
 from xstage_lab.schedule import build
 from xstage_lab.spec import MachineSpec, Workload
 
@@ -167,6 +167,7 @@ class _Search:
         self.features = of.features()
         incast = getattr(of.choice(0).workload, "destinations", "") == "row-owner-unrotated"
         self.law_error = INCAST_ERROR_RATIO if incast else LAW_ERROR_RATIO
+        self.preference = of.preference()
         self.open = np.ones(len(of), bool)  # may still be measured
         self.records: dict[int, Record] = {}
         self.local: tuple[int, Record] | None = None
@@ -187,7 +188,7 @@ class _Search:
                 self.records[chosen] = trial.record
                 yield trial
         if copies and 0 < len(self.records) < self.budget and not self.stop():
-            chosen = int(np.lexsort((self.of.smem_bytes, self.of.unfused_s))[0])
+            chosen = int(np.lexsort((self.preference, self.of.unfused_s.round(12)))[0])
             trial = self.measure(self.of.choice(chosen), "local")
             if trial is not None:
                 self.local = chosen, trial.record
@@ -201,8 +202,7 @@ class _Search:
     def next(self) -> int | None:
         """Return the candidate to measure next, or None where it is not worth while.
 
-        Equals are told apart by their shared memory and their place, so that the order in which
-        a space was written changes nothing.
+        Equals are told apart by their tiles, never by the order in which a space was written.
         """
         left = np.flatnonzero(self.open)
         if not left.size:
@@ -214,7 +214,7 @@ class _Search:
             everything = self.budget >= len(self.of)
             if not (everything or hopeful.any() or len(self.records) < FEWEST):
                 return None
-        return int(left[np.lexsort((self.of.smem_bytes[left], -merit[left].round(9)))[0]])
+        return int(left[np.lexsort((self.preference[left], -merit[left].round(9)))[0]])
 
     def hopes(self) -> tuple[Floats, NDArray[np.bool_]]:
         """Expected gain of measuring each candidate, and whether it may be faster at all.
@@ -242,7 +242,8 @@ class _Search:
             program = build(choice.workload, self.machine, choice.tuning, stores)
             known = self.logged[choice.store_path].get(_key(program.parameters()))
             if known is not None and self.log is not None:
-                return Trial(choice, self.log.record(known), n, self.budget, True)
+                record = as_logged(known, self.log.record(known.id))
+                return Trial(choice, record, n, self.budget, True)
             for record in experiment.run(device, [program], seed=self.seed, log=self.log,
                                          stop=self.stop):
                 return Trial(choice, record, n, self.budget, False)
@@ -266,13 +267,13 @@ def _regress(features: Floats, known: list[int], error: Floats) -> tuple[Floats,
     return across @ solved[:, 0], np.sqrt(np.clip(1 - explained, 1e-9, None))
 
 
-def _logged(log: RunLog | None, device: Device, seed: int) -> dict[str, int]:
-    """Return the runs of a device that a log holds at a seed: their parameters, and ids."""
+def _logged(log: RunLog | None, device: Device, seed: int) -> dict[str, Run]:
+    """Return the runs of a device that a log holds at a seed, by their parameters."""
     if log is None:
         return {}
     about = {"badge": device.badge, "seed": seed, **settings(device)}
     runs = log.runs(device=device.name, machine=device.machine.name)
-    return {_key(run.parameters): run.id for run in reversed(runs)
+    return {_key(run.parameters): run for run in reversed(runs)
             if run.version == code_version()
             and all(run.provenance.get(name) == value for name, value in about.items())}
 

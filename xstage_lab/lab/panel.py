@@ -27,11 +27,11 @@ from xstage_lab.lab.coalesce import Coalescer
 from xstage_lab.lab.controls import Controls
 from xstage_lab.lab.live_figure import LiveFigure, load_bokehjs
 from xstage_lab.lab.picture import Picture, Point, Values
-from xstage_lab.lab.runs import FoldedRuns, as_overlaid, n_runs
+from xstage_lab.lab.runs import FoldedRuns, n_runs
 from xstage_lab.lab.strip import Strip
 from xstage_lab.plots import Plot, Timeline
 from xstage_lab.record import Record, provenance
-from xstage_lab.runlog import Run, RunLog
+from xstage_lab.runlog import Run, RunLog, as_logged
 from xstage_lab.schedule import Program
 from xstage_lab.worker import Worker
 
@@ -70,6 +70,7 @@ class Panel(w.VBox):
 
     workload = ""  # name of the specs whose runs the figures can show
     figure_height = FIGURE_HEIGHT
+    sweep_figure = ""  # title of the tab that shows what Sweep measures; empty: any may
     _worker: Worker | None = None
     _log: RunLog | None = None
     runs: FoldedRuns | None = None
@@ -157,8 +158,9 @@ class Panel(w.VBox):
         self._start(self.plan_measure)
 
     def sweep(self) -> None:
-        """Run a series of settings on the device."""
-        self._start(self.plan_sweep)
+        """Run a series of settings on the device, and show the figure that they appear in."""
+        if self._start(self.plan_sweep) and self.sweep_figure:
+            self.visible = self.sweep_figure
 
     def stop(self) -> None:
         """End the running measurement; the points that are there stay."""
@@ -293,37 +295,51 @@ class Panel(w.VBox):
         self.strip.say("Measured points appear once the running cell has finished.")
         loop.call_soon(self.strip.say, text)
 
-    def _start(self, plan: Callable[[Values], Iterable[Planned]]) -> None:
+    def _start(self, plan: Callable[[Values], Iterable[Planned]]) -> bool:
+        """Measure what is planned; return whether that has begun."""
         if self._running:
-            return
+            return False
         try:
             values = self.controls.values()
-            planned, make_device = list(plan(values)), self.device(values)
-            self._log = self._log or RunLog()
+            planned = list(plan(values))
+            worker, log = self._ready(values)
         except XStageError as error:
             self.strip.warn(str(error))
-            return
-        if self._worker is None:
-            self._worker = Worker(make_device)
-        self._worker.use(make_device)
-        self._stopping.clear()
-        self._running, self._n_taken = True, 0
-        self.strip.set_running(True)
-        self.strip.bar.value = 0.0
-        self._say_once_free(f"0 of {len(planned)} runs; the measuring process gets ready.")
+            return False
         awaited = iter(planned)
 
         def take(record: Record) -> None:
             self.take(next(awaited).values, record)
-            self._n_taken += 1
-            self.strip.bar.value = self._n_taken / len(planned)
-            self.strip.say(f"{self._n_taken} of {len(planned)} runs.")
+            self._count(self._n_taken + 1, len(planned))
 
-        experiment.deliver(
-            experiment.run(self._worker, [each.program for each in planned],
-                           stop=self._stopping.is_set,
-                           log=None if values.get("device") == "recorded" else self._log),
-            take, self._finish)
+        self._deliver(experiment.run(worker, [each.program for each in planned],
+                                     stop=self._stopping.is_set, log=log),
+                      take, self._finish, f"0 of {len(planned)} runs")
+        return True
+
+    def _ready(self, values: Values) -> tuple[Worker, RunLog | None]:
+        """Return the worker with the chosen device in it, and the log of what it measures."""
+        make_device = self.device(values)
+        self._log = self._log or RunLog()
+        self._worker = self._worker or Worker(make_device)
+        self._worker.use(make_device)
+        return self._worker, None if values.get("device") == "recorded" else self._log
+
+    def _deliver(self, points: Iterator[Any], take: Callable[[Any], None],
+                 finish: Callable[[XStageError | None], None], words: str) -> None:
+        """Hand points to `take` as they are measured; `finish` ends it."""
+        self._stopping.clear()
+        self._running, self._n_taken = True, 0
+        self.strip.set_running(True)
+        self.strip.bar.value = 0.0
+        self._say_once_free(f"{words}; the measuring process gets ready.")
+        experiment.deliver(points, take, finish)
+
+    def _count(self, n: int, most: int, words: str = "") -> None:
+        """Show that `n` of at most so many runs were made."""
+        self._n_taken = n
+        self.strip.bar.value = n / most
+        self.strip.say(f"{n} of {most} runs{words}.")
 
     def take(self, values: Values, record: Record) -> None:
         """Keep a measurement and redraw."""
@@ -336,7 +352,7 @@ class Panel(w.VBox):
 
     def overlay(self, runs: list[tuple[Run, Record]]) -> str:
         """Draw runs of the log on the figures in place of those before; say what was done."""
-        self.overlaid = [as_overlaid(run, record) for run, record in runs
+        self.overlaid = [as_logged(run, record) for run, record in runs
                          if record.parameters.get("stores") == "remote"]
         self._redraw()
         left_out = f"; {n} that stored nothing remote left out" if (

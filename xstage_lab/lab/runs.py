@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -193,17 +192,6 @@ class FoldedRuns(w.Accordion):
         """Close the log and the widgets."""
         self._runs.close()
         super().close()
-
-
-def as_overlaid(run: Run, record: Record) -> Record:
-    """Return a record of the log as what it is on today's figures, and where it comes from.
-
-    What was live when it was measured is RECORDED now; what was simulated stays so.
-    """
-    badge = "RECORDED" if run.badge == "LIVE" else run.badge
-    origin = {"badge": badge, "recorded_badge": run.badge, "run": run.uuid,
-              "source": f"run log, {run.device} on {run.machine}"}
-    return dataclasses.replace(record, provenance=record.provenance | origin)
 
 
 def line(run: Run) -> str:

@@ -33,16 +33,21 @@ class Strip(w.VBox):
         self._stop = button("Stop", "stop", stop, "warning", "end the running measurement")
         self._export = button("Export", "download", export, "",
                                "write the visible figure, its data and its parameters to files")
-        row = w.Layout(align_items="center")
-        super().__init__([
-            w.HBox([self._measure, self._sweep, self._stop, self.bar, self._export, self.folder],
-                   layout=row),
-            self.badges, self.message])
+        self._starters = [self._measure, self._sweep]
+        self._row = w.HBox([*self._starters, self._stop, self.bar, self._export, self.folder],
+                           layout=w.Layout(align_items="center"))
+        super().__init__([self._row, self.badges, self.message])
         self.set_running(False)
+
+    def add_starter(self, made: w.Button) -> None:
+        """Add a button that starts measurements, and is disabled while others run."""
+        self._row.children = [*self._starters, made, *self._row.children[len(self._starters):]]
+        self._starters.append(made)
 
     def set_running(self, running: bool) -> None:
         """Enable the buttons that make sense while measuring, or while not."""
-        self._measure.disabled = self._sweep.disabled = running
+        for starter in self._starters:
+            starter.disabled = running
         self._stop.disabled = not running
 
     def set_exporting(self, exporting: bool) -> None:
@@ -58,9 +63,10 @@ class Strip(w.VBox):
         self.message.value = problem(text)
 
 
-def button(words: str, icon: str, pressed: Callable[[], None], style: str, hint: str) -> w.Button:
+def button(words: str, icon: str, pressed: Callable[[], None], style: str, hint: str,
+           width: str = "94px") -> w.Button:
     """Return a button that calls `pressed`."""
     made = w.Button(description=words, icon=icon, button_style=style, tooltip=hint,
-                      layout=w.Layout(width="94px"))
+                    layout=w.Layout(width=width))
     made.on_click(lambda _: pressed())
     return made

@@ -8,6 +8,7 @@ from typing import Any
 import ipywidgets as w
 
 from xstage_lab import analysis, plots
+from xstage_lab.analysis import Choice, Space
 from xstage_lab.devices.base import Device
 from xstage_lab.devices.recorded import RecordedDevice, published_gemm_rs
 from xstage_lab.errors import NotMeasured, XStageError
@@ -22,8 +23,9 @@ from xstage_lab.lab.machine import (
     path_fields,
     show_published,
 )
-from xstage_lab.lab.panel import Panel, Planned, Tab
+from xstage_lab.lab.panel import Planned, Tab
 from xstage_lab.lab.picture import Point, Values
+from xstage_lab.lab.search import Asked, SearchingPanel
 from xstage_lab.lab.tune_figures import SERIES, TunePicture
 from xstage_lab.record import Record
 from xstage_lab.schedule import build
@@ -43,11 +45,11 @@ SHAPES: dict[str, Values] = {
 _OTHER = "other"
 
 
-class Tune(Panel):
+class Tune(SearchingPanel):
     """Choose tile, depth, GPU count and destinations of a fused GEMM; see what binds it.
 
-    Sweep varies what `series` says. Before a tile's first measurement its compute time is
-    measured with stores off, and predictions use it from then on.
+    Sweep varies what `series` says; Find the best searches tile and depth. Before a tile's first
+    measurement its compute time is measured with stores off, and predictions use it from then on.
 
     Parameters
     ----------
@@ -64,6 +66,7 @@ class Tune(Panel):
     """
 
     workload = FusedGemm.__name__
+    sweep_figure, search_figure = "Series", "Tile × depth"
 
     def __init__(self, **settings: Any) -> None:
         machine = machine_controls(settings.get("machine", "B200-SXM"))
@@ -134,6 +137,19 @@ class Tune(Panel):
                                   "the simulated device.")
             series = [{"k": record.parameters["k"]} for record in published_gemm_rs()]
         yield from self._plan([values | changed for changed in series])
+
+    def plan_search(self, values: Values) -> Asked:
+        """Search tile and depth, what is set among them; the rest as the controls say."""
+        machine = chosen_machine(values)
+        gemm = FusedGemm(**{name: values[name] for name in _GEMM})
+        usual = {"tile_m": draw.TILES, "tile_n": draw.TILES, "issue_depth": draw.DEPTHS,
+                 "tile_k": (), "n_stages": ()}
+        space = Space(**{name: (*some, values[name]) for name, some in usual.items()})
+        return Asked(gemm, machine, calibration_of(machine, machine.n_sms), space)
+
+    def settings_of(self, choice: Choice) -> Values:
+        """Return tile and depth of a candidate."""
+        return {name: getattr(choice.tuning, name) for name in ("tile_m", "tile_n", "issue_depth")}
 
     def _plan(self, series: list[Values]) -> Iterator[Planned]:
         timed = set(self.t_mma_s)

@@ -103,8 +103,17 @@ def tile_map(plot: plots.TileMap, picture: TunePicture) -> list[Record]:
     reason = [f"needs {text('_bytes', needed)} of shared memory, {text('_bytes', limit)} allowed"
               if not fits else "" for needed, fits in
               zip(found.needed_bytes, found.feasible, strict=True)]
-    plot.update(m, n, depth, found.total_s, reason, badges=picture.badge_text([]))
-    return []
+    here = [point for point in picture.points("tile_m", "tile_n", "issue_depth")
+            if {point.values["tile_m"], point.values["tile_n"]} <= set(TILES)
+            and point.values["issue_depth"] in DEPTHS]
+    shown = [point.record for point in here]
+    plot.update(m, n, depth, found.total_s, reason, {
+        **{name: [point.values[name] for point in here]
+           for name in ("tile_m", "tile_n", "issue_depth")},
+        "total_s": [record.summary["total_s"] for record in shown],
+        "badge": [str(record.provenance["badge"]) for record in shown],
+    }, badges=picture.badge_text(shown))
+    return shown
 
 
 def total_curve(plot: plots.TotalCurve, picture: TunePicture) -> list[Record]:

@@ -209,15 +209,18 @@ class TileMap(Plot):
         best = self._add("best", *place, "total_s")
         fig.rect("tile", "depth", 1, 1, source=best, fill_color=None, line_color=INK,
                  line_width=4, legend_label="best")
+        points = self._add("measured", *place, "total_s", "badge")
+        measured = add_measured(fig, "tile", "depth", points)
         fig.add_layout(ColorBar(color_mapper=self._colors, width=12, title=label("total_s"),
                                 background_fill_color=PAPER, title_text_font_style="normal",
                                 formatter=NumeralTickFormatter(format="0,0.[000]")), "right")
         add_hover(fig, [drawn], (*place[2:], "total_s"), heading="PREDICTED")
         add_hover(fig, [shut], (*place[2:], "reason"), heading="cannot run")
+        add_hover(fig, [measured], ("badge", *place[2:], "total_s"))
 
     def update(
         self, tile_m: ArrayLike, tile_n: ArrayLike, issue_depth: ArrayLike, total_s: ArrayLike,
-        reason: ArrayLike = "", *, badges: str = "",
+        reason: ArrayLike = "", measured: Columns | None = None, *, badges: str = "",
     ) -> None:
         """Replace what is shown.
 
@@ -228,12 +231,14 @@ class TileMap(Plot):
             Predicted seconds, NaN where infeasible.
         reason : array of str
             Why a cell is infeasible. All five broadcast against each other.
+        measured : mapping, optional
+            `tile_m`, `tile_n`, `issue_depth`, `total_s`, `badge` of each measured point.
         badges : str
             Where the numbers come from; the best cell is named before it.
         """
         m, n, depth, total, why = (np.ravel(column) for column in np.broadcast_arrays(
             tile_m, tile_n, issue_depth, np.asarray(total_s, np.float64), reason))
-        cells = {"tile": np.array([f"{a}×{b}" for a, b in zip(m, n, strict=True)]),
+        cells = {"tile": _tiles(m, n),
                  "depth": depth.astype(str), "tile_m": m, "tile_n": n, "issue_depth": depth,
                  "total_s": total, "reason": why}
         by_area = np.lexsort((n, m, m.astype(np.int64) * n))
@@ -248,6 +253,9 @@ class TileMap(Plot):
         self._show("map", chosen(feasible, "reason"))
         self._show("infeasible", chosen(~feasible, "total_s"))
         self._show("best", chosen(best, "reason"))
+        self._show("measured", measured and dict(measured) | {
+            "tile": _tiles(measured["tile_m"], measured["tile_n"]),
+            "depth": np.asarray(measured["issue_depth"]).astype(str)})
         if best:
             scale = shown("total_s").scale
             self._colors.update(low=total[best[0]] * scale, high=np.nanmax(total) * scale)
@@ -306,6 +314,10 @@ class Residuals(Plot):
             "badge": np.repeat(np.broadcast_to(badge, n_runs), n_keys),
         })
         self._say(badges)
+
+
+def _tiles(m: ArrayLike, n: ArrayLike) -> NDArray[np.str_]:
+    return np.array([f"{a}×{b}" for a, b in zip(np.ravel(m), np.ravel(n), strict=True)], str)
 
 
 def _best(total: NDArray[Any], area: NDArray[Any], depth: NDArray[Any]) -> int:
