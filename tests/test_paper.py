@@ -18,6 +18,7 @@ from xstage_lab.devices.recorded import published_gemm_rs
 from xstage_lab.paper import (
     TABLES,
     Table,
+    attention_simulated,
     dispatch,
     gemm_rs,
     grid,
@@ -239,6 +240,7 @@ def predicted(found: Table) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(("file", "table", "measured"), [
     ("h100_wave_lag", wave_lag.wave_lag_table, ("wave_s", "lag_s", "speedup_reported")),
     ("megamoe_pr316", mega_moe.mega_moe_table, ("time_s", "flop_per_s")),
+    ("xstage_fa3_a2a", attention_simulated.attention_simulated_table, ("serial_s", "fused_s")),
     ("xstage_moe_stall", moe_spans.moe_spans_table, (
         "span_wave_s", "span_interleaved_s", "stall_measured_s", "stall_predicted_s")),
 ])
@@ -344,6 +346,29 @@ def test_waits_of_moe_models_follow_from_their_compute_times() -> None:
         assert row["simulated_wave_wait_s"] <= row["simulated_one_wave_wait_s"] + 1e-9
         assert row["simulated_one_wave_wait_s"] <= row["law_wait_s"] + 0.05e-6
         assert row["simulated_one_wave_span_s"] < 1.05 * row["law_span_s"]
+
+
+def test_attention_follows_from_attention_alone() -> None:
+    """Law and simulation give fused times within 1 %, and never below attention alone."""
+    for row in rows_of("attention-simulated"):
+        for form in ("law", "simulated"):
+            assert row[f"{form}_fused_s"] >= row["fa3_only_s"]
+            assert row[f"{form}_fused_s"] < row[f"{form}_serial_s"] < row["serial_s"]
+            assert abs(row[f"{form}_fused_error_ratio"]) < 0.01
+        assert row["added_s"] == pytest.approx(row["fused_s"] - row["fa3_only_s"])
+        assert row["achieved_flop_per_s"] < catalog.machine("H100-SXM").bf16_flop_per_s
+
+
+def test_the_reported_loss_at_8_gpus_does_not_come_out() -> None:
+    """A step's parts add up, and what each further peer would have to cost makes 8 GPUs lose."""
+    found = once("ulysses-turnover")
+    assert found.summary["n_told_as_reported"] == 4
+    for row in found.rows:
+        parts = (row[f"law_{name}_s"] for name in ("attention", "output", "input", "fixed"))
+        assert row["law_step_s"] == pytest.approx(sum(parts))
+    four, eight = (row["law_step_s"] for row in found.rows[2:4])
+    costs = 4 * found.summary["H100-SXM_losing_per_peer_s"]
+    assert four + 3 * costs == pytest.approx(eight + 7 * costs)
 
 
 def test_tables_are_made_anew() -> None:

@@ -9,6 +9,10 @@ from collections.abc import Callable
 
 from xstage_lab.errors import require_choice
 from xstage_lab.paper.attention import attention_table
+from xstage_lab.paper.attention_simulated import (
+    attention_simulated_table,
+    ulysses_turnover_table,
+)
 from xstage_lab.paper.constants import constants_table
 from xstage_lab.paper.gemm_rs import gemm_rs_table
 from xstage_lab.paper.grid import grid_assumptions_table, grid_table
@@ -33,6 +37,8 @@ TABLES: dict[str, Callable[[], Table]] = {
     "moe-stall-left-out": moe_stall_left_out_table,
     "moe-stall-simulated": moe_stall_simulated_table,
     "attention": attention_table,
+    "attention-simulated": attention_simulated_table,
+    "ulysses-turnover": ulysses_turnover_table,
     "store-sweeps": store_sweeps_table,
     "gemm-rs": gemm_rs_table,
     "issue-completion": issue_completion_table,
