@@ -30,8 +30,9 @@ from xstage_lab.paper import (
     wave_lag,
     worked_out,
 )
-from xstage_lab.paper.table import lines
+from xstage_lab.paper.table import lines, row_name
 from xstage_lab.record import to_plain
+from xstage_lab.units import display
 
 once = functools.cache(worked_out)
 
@@ -310,15 +311,17 @@ def test_the_grid_is_built_as_published() -> None:
 
 
 def test_the_grid_sums_up_its_rows() -> None:
-    """Published statistics stand beside those of the rows' speed-ups, which are of the times."""
-    found, known = once("grid"), catalog.constants()
-    assert len(found.rows) == 28
+    """Published statistics stand beside those of the layers' speed-ups, which are of the times."""
+    found, layers = once("grid"), rows_of("grid-layers")
+    assert len(layers) == found.summary["n_layers"] == 28
+    by_name = {row["statistic"]: row for row in found.rows}
     for form in ("law", "simulated"):
         speedups = np.array([row[f"{form}_wave_s"] / row[f"{form}_interleaved_s"]
-                             for row in found.rows])
-        assert found.summary[f"{form}_geomean"] == pytest.approx(speedups.prod() ** (1 / 28))
-        assert found.summary[f"{form}_max"] == pytest.approx(speedups.max())
-    assert found.summary["published_min"] == known["speedup_interleaved_min_ratio"] == 0.94
+                             for row in layers])
+        for name, value in (("geomean", speedups.prod() ** (1 / 28)), ("max", speedups.max()),
+                            ("min", speedups.min()), ("median", np.median(speedups))):
+            assert by_name[name][f"{form}_speedup"] == pytest.approx(value)
+    assert [row["speedup"] for row in found.rows] == [1.18, 1.17, 1.62, 0.94]
     assert not found.fitted_on
 
 
@@ -328,7 +331,7 @@ def test_assumptions_of_the_grid_start_from_it() -> None:
     names = [f"law_{name}" for name in grid.STATISTICS]
     assert published["geomean"] == 1.18
     assert [base[name] for name in names] == pytest.approx(
-        [once("grid").summary[name] for name in names])
+        [row["law_speedup"] for row in rows_of("grid")])
     assert all([row[name] for name in names] != [base[name] for name in names] for row in others)
 
 
@@ -369,6 +372,19 @@ def test_the_reported_loss_at_8_gpus_does_not_come_out() -> None:
     four, eight = (row["law_step_s"] for row in found.rows[2:4])
     costs = 4 * found.summary["H100-SXM_losing_per_peer_s"]
     assert four + 3 * costs == pytest.approx(eight + 7 * costs)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_what_is_compared_is_there(name: str) -> None:
+    """Compared columns exist and hold numbers of one unit, and their rows have names."""
+    found = once(name)
+    for compared in found.compared:
+        for column in (compared.published, *compared.predicted):
+            values = [row.get(column) for row in found.rows]
+            assert any(isinstance(value, float) for value in values), column
+            assert display(column) == display(compared.published)
+    if found.compared:
+        assert all(row_name(row) for row in found.rows)
 
 
 def test_tables_are_made_anew() -> None:

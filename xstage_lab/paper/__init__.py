@@ -15,7 +15,7 @@ from xstage_lab.paper.attention_simulated import (
 )
 from xstage_lab.paper.constants import constants_table
 from xstage_lab.paper.gemm_rs import gemm_rs_table
-from xstage_lab.paper.grid import grid_assumptions_table, grid_table
+from xstage_lab.paper.grid import grid_assumptions_table, grid_layers_table, grid_table
 from xstage_lab.paper.mega_moe import mega_moe_table
 from xstage_lab.paper.messages import issue_completion_table
 from xstage_lab.paper.moe_spans import moe_spans_table
@@ -46,6 +46,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "mega-moe": mega_moe_table,
     "moe-spans": moe_spans_table,
     "grid": grid_table,
+    "grid-layers": grid_layers_table,
     "grid-assumptions": grid_assumptions_table,
 }
 

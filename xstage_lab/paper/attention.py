@@ -6,7 +6,7 @@ from typing import Any
 
 from xstage_lab import catalog, law
 from xstage_lab.paper.constants import BURST_BYTES, N_PRODUCERS
-from xstage_lab.paper.table import X_STAGE, Table, error_ratio, spread
+from xstage_lab.paper.table import X_STAGE, Compared, Table, error_ratio, spread
 from xstage_lab.units import text
 
 HIDDEN_ROUNDING, SPEEDUP_ROUNDING = 0.005, 0.0005  # percent, and three decimals
@@ -21,7 +21,9 @@ def attention_table() -> Table:
             for row in catalog.table("xstage_fa3_a2a")]
     short = [row for row in rows if not row["hidden_reproduced"]]
     return Table(
-        name="attention", title="Attention with all-to-all, fused, against the sequence length",
+        name="attention", compared=(Compared(
+            "fused_s", ("law_s", "law_with_end_s", "completion_coupled_s")),),
+        title="Attention with all-to-all, fused, against the sequence length",
         source=X_STAGE, rows=rows, fitted_on={},
         summary={
             "n_hidden_reproduced": float(sum(row["hidden_reproduced"] for row in rows)),

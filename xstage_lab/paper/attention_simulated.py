@@ -18,7 +18,7 @@ from xstage_lab.analysis.attention import busiest_sm_tiles, full_tile_flop, hidd
 from xstage_lab.analysis.ulysses_step import losing_per_peer_s
 from xstage_lab.devices.simulated import SimulatedDevice
 from xstage_lab.paper.moe_kernel import machine_of
-from xstage_lab.paper.table import X_STAGE, Table, error_ratio, spread
+from xstage_lab.paper.table import X_STAGE, Compared, Table, error_ratio, spread
 from xstage_lab.schedule import build
 from xstage_lab.spec import MachineSpec, UlyssesAttention, default_tuning
 from xstage_lab.units import text
@@ -44,6 +44,10 @@ def attention_simulated_table(published: NDArray[np.void] | None = None) -> Tabl
                       (row["law_fused_error_ratio"] for row in others))
     return Table(
         name="attention-simulated",
+        compared=(
+            Compared("fused_s", ("law_fused_s", "simulated_fused_s")),
+            Compared("added_s", ("law_added_s",), difference=True),
+            Compared("serial_s", ("law_serial_s", "simulated_serial_s"))),
         title="Attention with all-to-all tile by tile, from the times of attention alone",
         source=X_STAGE, rows=rows,
         fitted_on={"compute time of a tile": "attention alone, in each row"},

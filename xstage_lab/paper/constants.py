@@ -6,7 +6,7 @@ from typing import Any
 
 from xstage_lab import analysis, catalog, law
 from xstage_lab.devices.simulated import SimulatedDevice
-from xstage_lab.paper.table import X_STAGE, Table, error_ratio, spread
+from xstage_lab.paper.table import X_STAGE, Compared, Table, error_ratio, spread
 from xstage_lab.schedule import build
 from xstage_lab.spec import BurstTrain
 from xstage_lab.units import text
@@ -48,7 +48,9 @@ def constants_table() -> Table:
         known["outstanding_capacity_bytes"]))
     checked = [row["error_ratio"] for row in rows[:-1] if row["error_ratio"] is not None]
     return Table(
-        name="constants", title="X-Stage's constants, and what follows from three of them",
+        name="constants", compared=(
+            Compared("published", ("law", "simulated", "completion_coupled")),),
+        title="X-Stage's constants, and what follows from three of them",
         source=X_STAGE, rows=rows,
         fitted_on={"R, Q and T_iss0": "their own rows; nothing else is taken from the table"},
         summary=spread("error_ratio", checked) | spread("simulated_error_ratio", (

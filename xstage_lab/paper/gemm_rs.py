@@ -21,7 +21,7 @@ from scipy.optimize import brentq
 from xstage_lab import analysis, catalog, law
 from xstage_lab.devices.recorded import published_gemm_rs
 from xstage_lab.devices.simulated import SimulatedDevice
-from xstage_lab.paper.table import Table, error_ratio, spread
+from xstage_lab.paper.table import Compared, Table, error_ratio, spread
 from xstage_lab.record import Record
 from xstage_lab.schedule import build
 from xstage_lab.spec import DTYPE_BYTES, FusedGemm, MachineSpec, Tuning
@@ -105,7 +105,9 @@ def gemm_rs_table() -> Table:
     for form in ("law_staged", "simulated", "completion_coupled"):
         summary |= spread(f"{form}_error_ratio", (row[f"{form}_error_ratio"] for row in tested))
     return Table(
-        name="gemm-rs", title="GEMM + reduce-scatter on 8 H100, M = N = 32768, against K",
+        name="gemm-rs", compared=(Compared(
+            "fused_s", ("law_s", "law_staged_s", "simulated_s", "completion_coupled_s")),),
+        title="GEMM + reduce-scatter on 8 H100, M = N = 32768, against K",
         source="ParallelKittens (arXiv 2511.13940), 8xH100, BF16", rows=rows,
         fitted_on={"R of the plain and of the staged form, each": f"K = {rows[0]['k_per_gpu']}"},
         summary=summary, notes=_notes(plain, workloads, machine, rows, crossing))

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from xstage_lab import law
 from xstage_lab.devices.recorded import published_issue_times
-from xstage_lab.paper.table import Table, error_ratio, spread
+from xstage_lab.paper.table import Compared, Table, error_ratio, spread
 from xstage_lab.record import Record
 from xstage_lab.units import text
 
@@ -93,7 +93,9 @@ def issue_completion_table() -> Table:
     summary |= spread("law_release_error_ratio",
                       (row["law_release_error_ratio"] for row in stored))
     return Table(
-        name="issue-completion", title="One warp's messages to a peer: issued, flagged, fenced",
+        name="issue-completion", compared=(
+            Compared("stores_s", ("law_s",)), Compared("release_s", ("law_release_s",))),
+        title="One warp's messages to a peer: issued, flagged, fenced",
         source="; ".join(dict.fromkeys(machine.source for machine in everything)), rows=rows,
         fitted_on={"t0 and r_SM of each machine": "its smallest and its 32 KiB payload",
                    "a release flag's cost": "the smallest payload of each machine"},

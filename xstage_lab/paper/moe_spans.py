@@ -18,7 +18,7 @@ from xstage_lab.devices.simulated import SimulatedDevice
 from xstage_lab.paper.constants import MACHINE
 from xstage_lab.paper.moe_kernel import ISSUE_DEPTH, N_STAGES, TILE_N, machine_of
 from xstage_lab.paper.stall import published_wait
-from xstage_lab.paper.table import X_STAGE, Table, error_ratio, spread
+from xstage_lab.paper.table import X_STAGE, Compared, Table, error_ratio, spread
 from xstage_lab.schedule import LINEAR_1, LINEAR_2, build
 from xstage_lab.schedule.moe import tiles_per_block
 from xstage_lab.spec import DTYPE_BYTES, MachineSpec, MoELayer, Tuning
@@ -58,7 +58,13 @@ def moe_spans_table(published: NDArray[np.void] | None = None) -> Table:
     summary |= {"stall_speedup_geomean": float(np.exp(np.mean(np.log(allowed)))),
                 "stall_speedup_max": max(allowed)}
     return Table(
-        name="moe-spans", title="Issue spans and waits of Linear-2, in waves and interleaved",
+        name="moe-spans", compared=(
+            Compared("stall_measured_s", ("law_wait_s", "simulated_one_wave_wait_s",
+                                          "simulated_wave_wait_s"), difference=True),
+            Compared("span_wave_s", ("law_span_s", "simulated_one_wave_span_s",
+                                     "simulated_wave_span_s")),
+            Compared("span_interleaved_s", ("simulated_interleaved_span_s",))),
+        title="Issue spans and waits of Linear-2, in waves and interleaved",
         source=X_STAGE, rows=rows,
         fitted_on={"compute times of both layers": "their own columns; inputs, nothing else is"},
         summary=summary, notes=_notes(machine, summary))

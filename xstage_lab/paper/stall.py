@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import minimize_scalar
 
 from xstage_lab import catalog, law
-from xstage_lab.paper.table import X_STAGE, Table, spread
+from xstage_lab.paper.table import X_STAGE, Compared, Table, spread
 from xstage_lab.units import text
 
 Floats = NDArray[np.float64]
@@ -145,7 +145,8 @@ def moe_stall_table() -> Table:
             "period_implied_s": float(row["t_mma_linear2_s"]) + measured})
     over = [row["error_s"] for row in rows if row["law_s"] > 0]
     return Table(
-        name="moe-stall", title="Tensor-Core stall per Linear-2 tile in wave order",
+        name="moe-stall", compared=(Compared("stall_measured_s", ("law_s",), difference=True),),
+        title="Tensor-Core stall per Linear-2 tile in wave order",
         source=X_STAGE, rows=rows, fitted_on={},
         summary={"n_reproduced": float(sum(row["reproduced"] for row in rows)),
                  "least_over_s": min(over), "most_over_s": max(over),

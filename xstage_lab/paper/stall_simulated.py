@@ -12,7 +12,7 @@ from xstage_lab import catalog
 from xstage_lab.devices.simulated import SimulatedDevice
 from xstage_lab.paper.constants import MACHINE
 from xstage_lab.paper.stall import held_s, published_wait, run_wait
-from xstage_lab.paper.table import X_STAGE, Table, spread
+from xstage_lab.paper.table import X_STAGE, Compared, Table, spread
 from xstage_lab.record import Tiles
 from xstage_lab.schedule import build
 from xstage_lab.spec import FusedGemm, Tuning
@@ -35,6 +35,8 @@ def moe_stall_simulated_table() -> Table:
     rows = [_row(device, *run) for run in RUNS]
     return Table(
         name="moe-stall-simulated",
+        compared=(Compared(
+            "simulated_wait_s", ("law_s", "published_form_s"), difference=True),),
         title="Waits for a slot in a run of storing tiles, simulated, beside the forms",
         source=f"none; the simulated machine has the constants {X_STAGE}", rows=rows, fitted_on={},
         summary={**spread("published_form_error_s", (r["published_form_error_s"] for r in rows)),

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from xstage_lab import catalog, law
 from xstage_lab.devices.recorded import published_sweeps
 from xstage_lab.devices.simulated import SimulatedDevice
-from xstage_lab.paper.table import Table, error_ratio, spread
+from xstage_lab.paper.table import Compared, Table, error_ratio, spread
 from xstage_lab.record import Record
 from xstage_lab.schedule import build
 from xstage_lab.spec import BurstTrain
@@ -78,7 +78,10 @@ def store_sweeps_table() -> Table:
     untested = [f"{s.machine} {s.path}" for s in everything if s.direction == "write" and not any(
         row["machine"] == s.machine and row["path"] == s.path for row in below["write"])]
     return Table(
-        name="store-sweeps", title="Rate against the number of SMs that issue, min(K r_SM, R)",
+        name="store-sweeps", compared=(Compared(
+            "rate_bytes_per_s", ("law_bytes_per_s", "simulated_bytes_per_s",
+                                 "completion_coupled_bytes_per_s")),),
+        title="Rate against the number of SMs that issue, min(K r_SM, R)",
         source="; ".join(dict.fromkeys(sweep.source for sweep in everything)), rows=rows,
         fitted_on={"r_SM": "the point of fewest SMs of each sweep alone",
                    "R": "the point of most SMs of each sweep alone"},

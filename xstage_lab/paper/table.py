@@ -6,7 +6,7 @@ import itertools
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,23 @@ X_STAGE = "as reported by X-Stage (arXiv 2607.23264 v1, via public notes)"
 CELL_DIGITS = 4  # what most of the published figures have
 #: Columns in the unit of the row's `quantity`.
 OF_QUANTITY = ("published", "law", "simulated", "completion_coupled", "fitted")
+
+
+class Compared(NamedTuple):
+    """What a figure of a table shows: one column, and those that are to give it.
+
+    Attributes
+    ----------
+    published : str
+    predicted : tuple of str
+        In the unit of `published`.
+    difference : bool
+        Whether errors are differences, because there is nothing to divide by in some rows.
+    """
+
+    published: str
+    predicted: tuple[str, ...]
+    difference: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +53,8 @@ class Table:
         Each parameter taken from published numbers, and the rows it was taken from.
     summary : dict of str to float
     notes : tuple of str
+    compared : tuple of Compared
+        What is worth a figure; none where nothing was published row by row.
     """
 
     name: str
@@ -45,6 +64,7 @@ class Table:
     fitted_on: dict[str, str]
     summary: dict[str, float]
     notes: tuple[str, ...] = ()
+    compared: tuple[Compared, ...] = ()
 
 
 def error_ratio(predicted: float, measured: float) -> float:
@@ -60,13 +80,24 @@ def spread(name: str, errors: Iterable[float]) -> dict[str, float]:
 
 def lines(table: Table) -> list[str]:
     """Return a table as lines of text for people."""
-    columns = list(dict.fromkeys(column for row in table.rows for column in row))
-    cells = [[_cell(row, column) for column in columns] for row in table.rows]
+    columns, cells = printed(table)
     told = [f"{table.name}: {table.title}", f"Published: {table.source}."]
     told += [f"{parameter} from {rows}." for parameter, rows in table.fitted_on.items()]
     told += ["", *_aligned(columns, cells), ""]
     told += [f"{name}: {text(name, value, CELL_DIGITS)}" for name, value in table.summary.items()]
     return [*told, *table.notes]
+
+
+def printed(table: Table) -> tuple[list[str], list[list[str]]]:
+    """Return the names of the columns, and the rows as text with units."""
+    columns = list(dict.fromkeys(column for row in table.rows for column in row))
+    return columns, [[_cell(row, column) for column in columns] for row in table.rows]
+
+
+def row_name(row: dict[str, Any]) -> str:
+    """Return what names a row: its words and counts before the first measured value."""
+    names = itertools.takewhile(lambda value: isinstance(value, str | int), row.values())
+    return " ".join(str(name) for name in names)
 
 
 def _cell(row: dict[str, Any], column: str) -> str:

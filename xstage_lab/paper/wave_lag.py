@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from xstage_lab import catalog
 from xstage_lab.paper import dispatch
 from xstage_lab.paper.moe_kernel import law_total_s, machine_of, times, tuning_of
-from xstage_lab.paper.table import Table, error_ratio, spread
+from xstage_lab.paper.table import Compared, Table, error_ratio, spread
 from xstage_lab.spec import DTYPE_BYTES, MoELayer
 from xstage_lab.units import text
 
@@ -40,7 +40,11 @@ def wave_lag_table(published: NDArray[np.void] | None = None) -> Table:
     for form in ("law_lag", "simulated_lag", "law_wave", "simulated_wave"):
         summary |= spread(f"{form}_error_ratio", (row[f"{form}_error_ratio"] for row in rows))
     return Table(
-        name="wave-lag", title="Fused MoE layer in waves, and with Linear-2 trailing Linear-1",
+        name="wave-lag", compared=(
+            Compared("speedup", tuple(f"{form}_speedup" for form in FORMS)),
+            Compared("wave_s", ("law_wave_s", "simulated_wave_s")),
+            Compared("lag_s", ("law_lag_s", "simulated_lag_s"))),
+        title="Fused MoE layer in waves, and with Linear-2 trailing Linear-1",
         source=str(published["source"][0]), rows=rows, fitted_on={}, summary=summary,
         notes=_notes(rows, summary))
 
