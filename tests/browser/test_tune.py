@@ -27,6 +27,7 @@ DATA = """([title, source]) => {
     }
     return []
 }"""
+MAP = "Predicted total time over tile and depth"
 TOTALS, SERIES = "Total time: fused, or computed and then copied", "Total time against one setting"
 
 
@@ -144,6 +145,51 @@ def test_stop_ends_a_sweep_at_once(tuning: Tuning) -> None:
     assert len(tuning.data(SERIES, "measured")["total_s"]) == n_points
 
 
+def test_find_the_best_shows_points_and_sets_the_controls(tuning: Tuning) -> None:
+    """Points of the search arrive on the map, and the controls end on what the words name."""
+    tuning.press("Find the best")
+    expect(tuning.panel.get_by_role("button", name="Measure")).to_be_disabled()
+    tuning.until(lambda: len(tuning.data(MAP, "measured").get("total_s", [])) > 0, "a point")
+    expect(tuning.message("^Done: [0-9]+ runs. The controls are set")).to_be_visible(
+        timeout=90_000)
+    tuning.page.wait_for_timeout(500)  # the redraw of the last point that came
+    tuning.notebook.screenshot("tune-find-the-best")
+    measured = tuning.data(MAP, "measured")
+    fastest = measured["total_s"].index(min(measured["total_s"]))
+    finding = tuning.panel.locator(".xstage-finding")
+    expect(finding).to_contain_text(re.compile("The best of .* SIMULATED"))
+    expect(finding).to_contain_text("Runner-up")
+    expect(finding).to_contain_text("compute-then-copy")
+    readout = tuning.handle("tile m").locator("xpath=ancestor::*[contains(@class,'hbox')][1]")
+    shown = measured["tile_m"][fastest]
+    expect(finding).to_contain_text(f"tile {shown:.0f}×")
+    expect(readout.locator(".widget-readout")).to_have_text(f"{shown:.0f}")
+    assert tuning.panel.evaluate("e => e.scrollWidth <= e.clientWidth + 1")
+
+
+def test_controls_moved_during_a_search_stay(tuning: Tuning) -> None:
+    """A slider moved while the search runs is left where it is; the best is offered instead."""
+    tuning.panel.get_by_label("shape").select_option("GEMM + RS, K = 4096")
+    tuning.press("Find the best")
+    tuning.until(lambda: len(tuning.data(MAP, "measured").get("total_s", [])) > 0, "a point")
+    tuning.drag("operand stages", -30)
+    tuning.press("Stop")
+    expect(tuning.message("^Stopped: [0-9]+ runs. The controls were moved")).to_be_visible()
+    offered = tuning.panel.get_by_role("button", name="Set the controls")
+    expect(offered).to_be_visible()
+    tuning.notebook.screenshot("tune-offered")
+    offered.click()
+    expect(offered).to_be_hidden()
+
+
+def test_sweep_turns_to_the_figure_of_its_points(tuning: Tuning) -> None:
+    """After Sweep the tab Series is open, and its points arrive there."""
+    tuning.press("Sweep")
+    expect(tuning.panel.locator(".lm-TabBar-tab.lm-mod-current")).to_have_text("Series")
+    expect(tuning.message("^Done")).to_be_visible(timeout=60_000)
+    tuning.until(lambda: len(tuning.data(SERIES, "measured")["total_s"]) > 0, "a first point")
+
+
 def test_impossible_settings_say_why_and_keep_the_picture(tuning: Tuning) -> None:
     """A tile that does not fit is shown as impossible with its reason, over a faded picture."""
     tuning.drag("tile m", 90)
@@ -177,8 +223,9 @@ def test_nothing_is_cut_off(open_notebook: OpenNotebookNamed, width: int, theme:
     tuning = Tuning(notebook)
     notebook.screenshot(f"tune-{width}-{theme}")
     assert tuning.panel.evaluate("e => e.scrollWidth <= e.clientWidth + 1")
-    for title in tuning.panel.locator(".lm-TabBar-tabLabel").all():
-        assert title.evaluate("e => e.scrollWidth <= e.clientWidth")
+    for words in (".lm-TabBar-tabLabel", ".jupyter-button"):
+        for shown in tuning.panel.locator(f"{words}:visible").all():
+            assert shown.evaluate("e => e.scrollWidth <= e.clientWidth"), shown.inner_text()
 
 
 def test_the_burst_notebook_opens_cleanly(open_notebook: OpenNotebookNamed) -> None:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from xstage_lab.analysis.calibration import Calibration
 from xstage_lab.analysis.candidates import Candidates, Choice, Floats
@@ -34,6 +33,8 @@ class Found(NamedTuple):
         Of the candidate that is best for compute-then-copy, with stores to its own memory.
     refused : dict of str to int
         Why the device did not run candidates, and how many.
+    expected_s : float array
+        What the law says, corrected by how far off it was at the measured candidates near by.
     n_hopeful : int
         Candidates that were not measured and may be faster by the law's error.
     """
@@ -41,6 +42,7 @@ class Found(NamedTuple):
     records: dict[int, Record]
     local: tuple[int, Record] | None
     refused: dict[str, int]
+    expected_s: Floats
     n_hopeful: int
 
 
@@ -50,21 +52,23 @@ class Outcome:
 
     Attributes
     ----------
-    predicted_s, measured_s : float
-        Time of all the work that was asked for; NaN where it was not measured.
+    predicted_s, expected_s, measured_s : float
+        Time of all the work that was asked for: by the law alone, corrected by its errors at
+        what was measured, and measured; NaN where it was not measured.
     record : Record or None
     """
 
     choice: Choice
     predicted_s: float
+    expected_s: float
     measured_s: float
     prediction: Prediction
     record: Record | None
 
     @property
     def time_s(self) -> float:
-        """Measured time, else the predicted one."""
-        return self.predicted_s if math.isnan(self.measured_s) else self.measured_s
+        """Measured time, else the expected one."""
+        return self.expected_s if math.isnan(self.measured_s) else self.measured_s
 
     @property
     def badge(self) -> str:
@@ -130,28 +134,27 @@ def answer(of: Candidates, machine: MachineSpec, calibrations: Mapping[str, Cali
            found: Found) -> Answer:
     """Make an answer of what was predicted and measured."""
     measured = measured_times(of, found.records)
-    time, unknown = np.where(np.isnan(measured), of.total_s, measured), np.isnan(measured)
-    order = np.lexsort((of.preference(), time.round(15), unknown))  # measured ones first
+    unknown = np.isnan(measured)
+    time = np.where(unknown, found.expected_s, measured)
+    preference = of.preference()
+    order = np.lexsort((preference, time.round(15), unknown))  # measured ones first
     tie = TIE_RATIO if found.records else NO_DIFFERENCE_RATIO
     near = (unknown == unknown[order[0]]) & (time <= (1 + tie) * time[order[0]])
-    first = np.flatnonzero(near)[np.argmin(of.preference()[near])]
-    like = np.where(unknown, of.total_s / of.total_s[first], time / time[first])  # beside like
-    ties = near | (np.abs(like - 1) < tie)
+    first = np.flatnonzero(near)[np.argmin(preference[near])]
+    behind = order[(time > (1 + tie) * time[first])[order]]
 
     def outcome(i: int) -> Outcome:
         choice = of.choice(i)
         prediction = predict(choice.workload, machine, calibrations[choice.store_path],
                              choice.tuning)
-        return Outcome(choice=choice, predicted_s=float(of.total_s[i]),
-                       measured_s=float(measured[i]), prediction=prediction,
-                       record=found.records.get(i))
+        return Outcome(
+            choice=choice, predicted_s=float(of.total_s[i]), expected_s=float(found.expected_s[i]),
+            measured_s=float(measured[i]), prediction=prediction, record=found.records.get(i))
 
     best = outcome(int(first))
-    second = outcome(_runner_up(int(first), order, ties)) if len(of) > 1 else None
-    if second is not None and best.record is not None and second.record is None:
-        margin = second.predicted_s / best.predicted_s - 1.0  # like beside like
-    else:
-        margin = math.nan if second is None else second.time_s / best.time_s - 1.0
+    others = behind if behind.size else order[order != first]
+    second = outcome(int(others[0])) if others.size else None
+    margin = math.nan if second is None else second.time_s / best.time_s - 1.0
     fused_s, unfused_s, copy_s, said = _unfused(of, machine, calibrations, found, best)
     excluded = of.excluded | found.refused
     origin = {"predicted": best.prediction.provenance}
@@ -167,11 +170,6 @@ def answer(of: Candidates, machine: MachineSpec, calibrations: Mapping[str, Cali
                  *_left_out(excluded), *_searched(of, measured, found)],
         n_measured=len(found.records) + (found.local is not None), n_candidates=len(of),
         excluded=excluded, provenance=origin)
-
-
-def _runner_up(first: int, order: NDArray[np.int64], ties: NDArray[np.bool_]) -> int:
-    behind = order[~ties[order]]
-    return int(behind[0] if behind.size else order[order != first][0])
 
 
 def _unfused(of: Candidates, machine: MachineSpec, calibrations: Mapping[str, Calibration],
@@ -205,9 +203,10 @@ def _second(best: Outcome, second: Outcome | None, margin: float) -> list[str]:
     if second is None:
         return []
     regime = second.prediction.regime
-    name = f"Runner-up: {second.choice.label()}, {text('_s', second.time_s)} {second.badge}"
-    if margin < -NO_DIFFERENCE_RATIO:
-        return [f"{name}, which the law takes for {-margin:.1%} faster, and nobody measured."]
+    corrected = second.record is None and abs(second.expected_s / second.predicted_s - 1) > 5e-3
+    name = (f"Runner-up: {second.choice.label()}, {text('_s', second.time_s)} "
+            + (f"expected (PREDICTED {text('_s', second.predicted_s)}, corrected by the errors "
+               "seen)" if corrected else second.badge))
     if abs(margin) < NO_DIFFERENCE_RATIO:
         return [f"{name}, no slower to speak of ({margin:.1%})."]
     return [f"{name}, {margin:.1%} slower" + (f"; it is {regime}." if

@@ -196,8 +196,9 @@ class _Search:
 
     def found(self) -> Found:
         """Return what was found so far."""
+        expected = np.exp(self.expected()[0])
         hopeful = self.hopes()[1] if self.records else self.open
-        return Found(self.records, self.local, dict(self.refused), int(np.sum(hopeful)))
+        return Found(self.records, self.local, dict(self.refused), expected, int(np.sum(hopeful)))
 
     def next(self) -> int | None:
         """Return the candidate to measure next, or None where it is not worth while.
@@ -221,18 +222,22 @@ class _Search:
 
         The gain is the mean of what it is faster than the best, as a logarithm.
         """
-        known = list(self.records)
-        time = np.log(measured_times(self.of, self.records))
-        predicted = np.log(self.of.total_s)
-        error = time[known] - predicted[known]
-        size = math.sqrt((float(error @ error) + KNOWLEDGE * self.law_error**2)
-                         / (len(known) + KNOWLEDGE))
-        mean, share = _regress(self.features, known, error)
-        sigma = share * max(size, LEAST_ERROR_RATIO)
-        ahead = np.nanmin(time) - predicted - mean
+        expected, sigma = self.expected()
+        ahead = np.log(np.nanmin(measured_times(self.of, self.records))) - expected
         score = ahead / sigma
         gain = ahead * ndtr(score) + sigma * np.exp(-0.5 * score**2) / math.sqrt(2 * math.pi)
         return gain, self.open & (ahead + SURE_SIGMAS * sigma > GAIN_RATIO)
+
+    def expected(self) -> tuple[Floats, Floats]:
+        """Logarithm of each candidate's expected time, and its standard deviation."""
+        known, predicted = list(self.records), np.log(self.of.total_s)
+        if not known:
+            return predicted, np.full(predicted.size, self.law_error)
+        error = np.log(measured_times(self.of, self.records))[known] - predicted[known]
+        size = math.sqrt((float(error @ error) + KNOWLEDGE * self.law_error**2)
+                         / (len(known) + KNOWLEDGE))
+        mean, share = _regress(self.features, known, error)
+        return predicted + mean, share * max(size, LEAST_ERROR_RATIO)
 
     def measure(self, choice: Choice, stores: str = "remote") -> Trial | None:
         """Measure a candidate or take it from the log; None where refused or stopped."""

@@ -39,7 +39,7 @@ class Finding(w.VBox):
         self._words = w.HTML()
         self.offer = button("Set the controls", "check", use, "success",
                             "set the controls to the best that was found", "140px")
-        super().__init__([self._words, self.offer])
+        super().__init__([self.offer, self._words])
         self.add_class("xstage-finding")
         self.hide()
 

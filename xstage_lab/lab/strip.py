@@ -35,7 +35,7 @@ class Strip(w.VBox):
                                "write the visible figure, its data and its parameters to files")
         self._starters = [self._measure, self._sweep]
         self._row = w.HBox([*self._starters, self._stop, self.bar, self._export, self.folder],
-                           layout=w.Layout(align_items="center"))
+                           layout=w.Layout(align_items="center", flex_flow="row wrap"))
         super().__init__([self._row, self.badges, self.message])
         self.set_running(False)
 
@@ -67,6 +67,6 @@ def button(words: str, icon: str, pressed: Callable[[], None], style: str, hint:
            width: str = "94px") -> w.Button:
     """Return a button that calls `pressed`."""
     made = w.Button(description=words, icon=icon, button_style=style, tooltip=hint,
-                    layout=w.Layout(width=width))
+                    layout=w.Layout(width=width, flex=f"0 0 {width}"))
     made.on_click(lambda _: pressed())
     return made

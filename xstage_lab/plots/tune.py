@@ -208,7 +208,7 @@ class TileMap(Plot):
                         legend_label="cannot run")
         best = self._add("best", *place, "total_s")
         fig.rect("tile", "depth", 1, 1, source=best, fill_color=None, line_color=INK,
-                 line_width=4, legend_label="best")
+                 line_width=4, legend_label="predicted best")
         points = self._add("measured", *place, "total_s", "badge")
         measured = add_measured(fig, "tile", "depth", points)
         fig.add_layout(ColorBar(color_mapper=self._colors, width=12, title=label("total_s"),
@@ -259,7 +259,7 @@ class TileMap(Plot):
         if best:
             scale = shown("total_s").scale
             self._colors.update(low=total[best[0]] * scale, high=np.nanmax(total) * scale)
-        found = [f"best: {cells['tile'][i]}, depth {depth[i]}, "
+        found = [f"predicted best: {cells['tile'][i]}, depth {depth[i]}, "
                  f"{units.text('total_s', total[i])}" for i in best] or ["nothing here can run"]
         self._say("; ".join(filter(None, [*found, badges])))
 
