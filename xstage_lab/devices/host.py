@@ -19,12 +19,12 @@ from xstage_lab.devices.tile_checks import check_flags, operand, tiles_of
 from xstage_lab.errors import Infeasible, require_choice, require_number
 from xstage_lab.kernels import burst_gap, fused_tiles
 from xstage_lab.kernels.failures import N_REPORT_WORDS, KernelFailed, describe_report
-from xstage_lab.kernels.fused_tiles import SIGNALS, STORE_PATHS, LayerAt, Variant
+from xstage_lab.kernels.fused_tiles import MAX_LAYERS, SIGNALS, STORE_PATHS, LayerAt, Variant
 from xstage_lab.kernels.host import compile_kernel
 from xstage_lab.kernels.source import Source
 from xstage_lab.record import SUMMARY_KEYS, Record, provenance
 from xstage_lab.schedule import Program
-from xstage_lab.spec import BurstTrain, FusedGemm, LinkSpec, MachineSpec, Tuning
+from xstage_lab.spec import BurstTrain, FusedGemm, LinkSpec, MachineSpec, MoELayer, Tuning
 
 MAX_FLOP = 2**32          # of a program's whole tiles: minutes
 MAX_BYTES = 2**30         # of all buffers
@@ -102,6 +102,8 @@ class HostDevice:
         require_number("n_gpus", program.n_gpus, low=1, high=machine.max_gpus, integer=True)
         if isinstance(program.workload, BurstTrain):
             digest = self._run_bursts(program, used)
+        elif isinstance(program.workload, MoELayer):
+            digest = self._run_moe(program, program.workload, used)
         else:
             digest = self._run_gemm(program, gemm_of(program, self.name), used)
         remote = sum(map(program.remote_bytes, range(program.n_gpus))) / program.n_gpus
@@ -119,7 +121,7 @@ class HostDevice:
         n_gpus, n_rows = program.n_gpus, gemm.m + variant.tile_m  # more than any tile may write
         out_ld = fused_tiles.leading_dimension(gemm.n, variant.out_bytes)
         _require_memory(n_gpus**2 * n_rows * out_ld * variant.out_bytes)
-        _require_speed(variant, gemm, sum(rows.size for rows in program.tasks))
+        _require_speed(variant, program)
         rng = np.random.default_rng(seed)
         a = [operand(rng, gemm.m, gemm.k) for _ in range(n_gpus)]
         b = [operand(rng, gemm.n, gemm.k) for _ in range(n_gpus)]
@@ -133,6 +135,34 @@ class HostDevice:
             expected, tolerance = reference.product(a[gpu][:, :gemm.k], b[gpu][:, :gemm.k],
                                                     variant.out_dtype)
             reference.check_output(out[gpu], expected, tolerance, tiles_of(tasks[gpu]), gpu=gpu)
+            check_flags(run.flags[gpu], tasks[gpu], variant.signal, gpu)
+        return source.digest
+
+    def _run_moe(self, program: Program, moe: MoELayer, seed: int) -> str:
+        """Run both layers and check each against its operands, Linear-2 against Linear-1's output.
+
+        The kernel has no activation: Linear-2 takes the first `intermediate` columns of
+        Linear-1's output, which is stored whole where an activation would store half of it.
+        """
+        variant = Variant.of(moe, program.tuning or Tuning(), store_path=self.store_path,
+                             signal=self.signal)
+        variant.require_shared(self.machine.smem_per_cta_bytes)
+        _require_layers(moe, variant, program)
+        _require_speed(variant, program)
+        rng = np.random.default_rng(seed)
+        layers = [_expert_layers(rng, moe, variant, gpu) for gpu in range(program.n_gpus)]
+        tasks = [fused_tiles.pack_tasks(program, gpu) for gpu in range(program.n_gpus)]
+        source = self.edit(variant.source)
+        run = launch_tiles(variant, source, tasks, layers, n_ctas=program.n_ctas, seed=seed,
+                           budget_cycles=self.budget_cycles)
+        for gpu, held in enumerate(layers):
+            for i, (layer, k) in enumerate(zip(held, (moe.hidden, moe.intermediate) * len(held),
+                                               strict=False)):
+                rows = layer.out[gpu].shape[0] - variant.tile_m
+                expected, tolerance = reference.product(layer.a[:rows, :k], layer.b[:, :k],
+                                                        variant.out_dtype)
+                reference.check_output(np.stack(layer.out), expected, tolerance,
+                                       tiles_of(tasks[gpu], i), gpu=gpu)
             check_flags(run.flags[gpu], tasks[gpu], variant.signal, gpu)
         return source.digest
 
@@ -284,12 +314,44 @@ def _require_memory(n_bytes: int) -> None:
                          f"{MAX_BYTES / 2**20:.0f} MiB. Take a smaller workload or fewer GPUs.")
 
 
-def _require_speed(variant: Variant, gemm: FusedGemm, n_tiles: int) -> None:
-    flop = 2 * n_tiles * variant.tile_m * variant.tile_n * -(-gemm.k // variant.tile_k)
-    flop *= variant.tile_k
+def _require_speed(variant: Variant, program: Program) -> None:
+    n_tiles = sum(rows.size for rows in program.tasks)
+    n_steps = sum(int((-(-rows["k"] // variant.tile_k)).sum()) for rows in program.tasks)
+    flop = 2 * variant.tile_m * variant.tile_n * variant.tile_k * n_steps
     if flop > MAX_FLOP:
         raise Infeasible(f"{n_tiles} whole tiles have {flop:.3g} FLOP on all GPUs, which takes the "
-                         f"CPU very long; allowed: up to {MAX_FLOP:.3g}. Take smaller m, n or k.")
+                         f"CPU very long; allowed: up to {MAX_FLOP:.3g}. Take smaller m, n or k, "
+                         "or fewer tokens.")
+
+
+def _require_layers(moe: MoELayer, variant: Variant, program: Program) -> None:
+    """Raise `Infeasible` where an MoE layer has more experts or bytes than a run may."""
+    held = moe.experts // moe.n_gpus
+    if 2 * held > MAX_LAYERS:
+        raise Infeasible(f"{held} experts on a GPU need {2 * held} sets of operands; the kernel "
+                         f"takes {MAX_LAYERS}. Take more GPUs or fewer experts.")
+    if moe.out_dtype != "bf16":
+        raise Infeasible("the kernel keeps one output type, and Linear-2 multiplies bf16: take "
+                         "out_dtype = bf16.")
+    n_rows = moe.expert_rows.sum() + moe.experts * variant.tile_m
+    _require_memory(2 * int(n_rows) * moe.n_gpus * (2 * moe.intermediate + moe.hidden))
+
+
+def _expert_layers(rng: np.random.Generator, moe: MoELayer, variant: Variant,
+                   gpu: int) -> list[Layer]:
+    """Return random inputs and weights, and poisoned outputs, of the experts of a GPU."""
+    layers = []
+    for rows in moe.expert_rows.reshape(moe.n_gpus, -1)[gpu].tolist():
+        def poisoned(n: int, rows: int = rows) -> list[NDArray[Any]]:
+            ld = fused_tiles.leading_dimension(n, variant.out_bytes)
+            shape = (moe.n_gpus, rows + variant.tile_m, ld)  # more rows than any tile may write
+            return list(_poisoned(shape, variant.out_dtype))
+        hidden = poisoned(2 * moe.intermediate)
+        layers += [
+            Layer(operand(rng, rows, moe.hidden), operand(rng, 2 * moe.intermediate, moe.hidden),
+                  hidden),
+            Layer(hidden[gpu], operand(rng, moe.hidden, moe.intermediate), poisoned(moe.hidden))]
+    return layers
 
 
 def _raise_reported(reports: Sequence[NDArray[np.uint32]], waits: Sequence[str]) -> None:

@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 
 from xstage_lab.errors import Infeasible, InvalidValue, require_choice, require_number
 from xstage_lab.kernels.source import Source, read
-from xstage_lab.schedule import GEMM_TILE, Program
-from xstage_lab.spec import DTYPE_BYTES, FusedGemm, Tuning
+from xstage_lab.schedule import GEMM_TILE, LINEAR_1, LINEAR_2, Program
+from xstage_lab.spec import DTYPE_BYTES, FusedGemm, MoELayer, Tuning
 
 STORE_PATHS = ("registers", "bulk")
 SIGNALS = ("none", "release", "fence")
 TILE_SIZES, TILE_DEPTHS = (64, 128, 256), (32, 64)
 N_MMA_WARPS, N_STORE_WARPS = 8, 4
 N_THREADS = 32 * (N_MMA_WARPS + N_STORE_WARPS)
-MAX_GPUS, MAX_LAYERS = 8, 2
+MAX_GPUS, MAX_LAYERS = 8, 16
 MAX_SUMS = 128       # of one thread; it has registers for no more
 ALIGNMENT_BYTES = 16
 WAITS = ("all CTAs of all GPUs to start", "the tasks it depends on", "an empty slot",
@@ -101,8 +101,9 @@ class Variant:
                              "Take 256x128 or a smaller tile.")
 
     @classmethod
-    def of(cls, gemm: FusedGemm, tuning: Tuning, *, store_path: str, signal: str) -> Variant:
-        """Return the variant that runs a fused GEMM with a tuning.
+    def of(cls, gemm: FusedGemm | MoELayer, tuning: Tuning, *, store_path: str,
+           signal: str) -> Variant:
+        """Return the variant that runs a fused GEMM, or an MoE layer, with a tuning.
 
         Raises
         ------
@@ -176,12 +177,17 @@ def require_aligned(field: str, address: int, ld: int, element_bytes: int) -> No
 
 
 def pack_tasks(program: Program, gpu: int) -> NDArray[np.void]:
-    """Return a GPU's rows of a fused GEMM as the kernel reads them, dtype `TASK`."""
+    """Return a GPU's rows of a fused GEMM as the kernel reads them, dtype `TASK`.
+
+    Of an MoE layer each expert has two layers' operands: 2 e for Linear-1, 2 e + 1 for Linear-2.
+    """
     rows = program.tasks[gpu]
-    if (rows["kind"] != GEMM_TILE).any():
-        raise InvalidValue("kind", int(rows["kind"].max()), "GEMM tiles only",
+    if not np.isin(rows["kind"], (GEMM_TILE, LINEAR_1, LINEAR_2)).all():
+        raise InvalidValue("kind", int(rows["kind"].max()), "tiles of GEMMs only",
                            remedy="Burst trains run on burst_gap.cu.")
     packed = np.zeros(rows.size, TASK)
+    packed["layer"] = np.where(rows["kind"] == GEMM_TILE, 0,
+                               2 * rows["group"] + (rows["kind"] == LINEAR_2))
     for name in ("m0", "n0", "m", "n", "k", "waits_for", "wait_count", "signals"):
         packed[name] = rows[name]
     packed["owner"] = np.where(rows["store_bytes"] > 0, rows["owner"], -1)

@@ -18,7 +18,7 @@
 constexpr int N_MMA_WARPS = 8, N_STORE_WARPS = 4;
 constexpr int N_MMA_THREADS = 32 * N_MMA_WARPS, N_STORE_THREADS = 32 * N_STORE_WARPS;
 constexpr int N_THREADS = N_MMA_THREADS + N_STORE_THREADS;
-constexpr int MAX_GPUS = 8, MAX_LAYERS = 2;
+constexpr int MAX_GPUS = 8, MAX_LAYERS = 16;
 
 // Every MMA warp computes WARP_M x WARP_N of the tile.
 constexpr int WARPS_M = TILE_M > TILE_N ? 4 : 2, WARPS_N = N_MMA_WARPS / WARPS_M;
