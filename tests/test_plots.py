@@ -102,12 +102,22 @@ FILLED: dict[type[plots.Plot], Callable[[Any], None]] = {
     plots.OrderMap: lambda plot: plot.update(
         {"row": ["these", "these", "model"], "setting": ["64", "128", "64"],
          "speedup_ratio": [1.2, 0.95, math.nan], "reason": ["", "", "9 GPUs"]},
-        {"row": ["model"], "setting": ["paper"], "label": ["4 us"], "reason": ["stall"],
-         "badge": "RECORDED"}),
+        {"row": ["model"], "setting": ["paper"], "label": ["4"], "quantity": ["stall"],
+         "reason": ["who"], "badge": "RECORDED"}),
     plots.OrderTimes: lambda plot: plot.update(
         {order: {"predicted_s": 8e-4, "low_s": 7e-4, "high_s": 9e-4, "measured_s": 8.1e-4,
                  "badge": "SIMULATED", "unfused": {"compute_s": 6e-4, "copy_s": 4e-4}}
          for order in ORDERS}, drain_s=5e-4),
+    plots.ModeTimes: lambda plot: plot.update(
+        {"row": ["fused", "serial"], "total_s": [8e-4, math.nan], "low_s": 7e-4, "high_s": 9e-4,
+         "reason": ["", "no room"]}, 7e-4,
+        {"row": ["fused"], "total_s": [8.1e-4], "badge": "SIMULATED"}),
+    **dict.fromkeys((plots.HiddenOverGpus, plots.HiddenOverTokens), lambda plot: plot.update(
+        {"setting": [1, 2, 3], "step_s": [9e-4, 5e-4, math.nan], "step_unfused_s": 9e-4,
+         "total_s": [8e-4, 4e-4, math.nan], "compute_only_s": [8e-4, 4e-4, math.nan],
+         "hidden_ratio": [math.nan, 0.9, math.nan], "idle_ratio": 0.1,
+         "reason": ["", "", "heads do not divide"]},
+        {"setting": [2], "total_s": [4.1e-4], "hidden_ratio": [0.85], "badge": "SIMULATED"})),
     plots.Residuals: lambda plot: plot.update([comparison(0.02), comparison(-0.01)], "SIMULATED",
                                               labels=["first", "second"]),
 }
@@ -304,7 +314,7 @@ def test_map_of_orders_is_even_handed() -> None:
     """Colours reach as far for either order, and a cell says by how much and which way."""
     plot = filled(plots.OrderMap)
     cells = source(plot, "map")
-    assert cells["label"] == ["+20 %", "-5 %"]
+    assert cells["label"] == ["+20", "-5"]
     colors = plot.figure.select_one({"type": LinearColorMapper})
     assert colors.high == -colors.low == pytest.approx(20)
     assert source(plot, "infeasible")["reason"] == ["9 GPUs"]

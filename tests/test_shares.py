@@ -67,7 +67,7 @@ def test_predicted_shares_are_near_the_simulated_ones(order: str, depth: int) ->
     for name in ("first_ratio", "second_ratio"):
         quarters = [getattr(found, name).reshape(4, -1).mean(axis=1)
                     for found in (measured, predicted)]
-        np.testing.assert_allclose(*quarters, atol=0.1)
+        np.testing.assert_allclose(*quarters, atol=0.12)
 
 
 def test_the_predicted_backlog_is_what_the_path_can_hold() -> None:

@@ -84,7 +84,8 @@ def predicted_shares(moe: MoELayer, machine: MachineSpec, cal: Calibration, tuni
     """Return the shares that the law predicts: those of the mean SM, round by round.
 
     Where SMs are busy unequally or wait for each other's tiles, the mean SM computes for a part
-    of the round only. Single SMs, and the order of tiles within a round, are not known to it.
+    of the round only. What happens within a round is not known, since SMs are not in step: shares
+    are means over rounds.
     """
     edges = np.linspace(0.0, end_s, N_STEPS + 1)
     if not moe.gpu_rows[gpu]:
@@ -101,10 +102,13 @@ def predicted_shares(moe: MoELayer, machine: MachineSpec, cal: Calibration, tuni
         for layer in (~second, second))
     free = np.concatenate([[0.0], done[:-1]])
     path = (float(np.asarray(run.drain_bytes_per_s).item()), cal.capacity_at(kind.n_sms))
-    held = _backlog(begin, end, volume, path, edges)
-    return Shares(_middle(edges), _share(start, done, first_ratio, edges),
-                  _share(start, done, second_ratio, edges), _share(free, start, 1.0, edges),
-                  _share(begin, end, 1.0, edges), edges, held)
+    rounds = np.concatenate([[0.0], start[1:], done[-1:]])
+    issues = np.concatenate([[0.0], begin, end[-1:]])
+    held = _backlog(issues[1:-1], issues[2:], volume, path, edges)
+    return Shares(_middle(edges), _share(start, done, first_ratio, edges, rounds),
+                  _share(start, done, second_ratio, edges, rounds),
+                  _share(free, start, 1.0, edges, rounds),
+                  _share(begin, end, 1.0, edges, issues), edges, held)
 
 
 def _mma_spans(compute_s: Floats, accepted_s: Floats, depth: int) -> tuple[Floats, Floats]:
@@ -117,11 +121,17 @@ def _mma_spans(compute_s: Floats, accepted_s: Floats, depth: int) -> tuple[Float
     return start, done
 
 
-def _share(start_s: Floats, end_s: Floats, weight: ArrayLike, edges: Floats) -> Floats:
-    """Mean over each step of the weights of all spans that are open."""
+def _share(start_s: Floats, end_s: Floats, weight: ArrayLike, edges: Floats,
+           known_s: Floats | None = None) -> Floats:
+    """Mean over each step of the weights of all spans that are open.
+
+    Where `known_s` is given, only the sums up to these times are, and shares are even between.
+    """
+    at = edges if known_s is None else known_s
     weight = np.broadcast_to(np.asarray(weight, np.float64), start_s.shape)
-    area = np.diff(_open_until(start_s, weight, edges) - _open_until(end_s, weight, edges))
-    return np.maximum(area / np.diff(edges), 0.0)  # less than nothing is rounding
+    spent = _open_until(start_s, weight, at) - _open_until(end_s, weight, at)
+    share = np.diff(np.interp(edges, at, spent)) / np.diff(edges)
+    return np.maximum(share, 0.0)  # less than nothing is rounding
 
 
 def _open_until(at_s: Floats, weight: Floats, edges: Floats) -> Floats:

@@ -62,7 +62,7 @@ class MoESchedule(Panel):
 
     workload = MoELayer.__name__
     sweep_figure = "Speed-up"
-    figure_height = 480  # two orders over time need more than the figures of other panels
+    figure_height = 520  # two orders over time need more than the figures of other panels
 
     def __init__(self, *, rows: Sequence[int] | None = None, **settings: Any) -> None:
         #: Rows of each expert, where they were given.
@@ -207,7 +207,7 @@ def _layer_controls(rows_given: bool) -> dict[str, w.Widget]:
         "order": controls.choice("order", "order", "wave", ORDERS,
                                  "of the figure One SM; Measure runs both"),
         "min_lead_rows": controls.optional(
-            "min_lead_rows", "minimum lead rows", "interleaved: rows that Linear-1 is ahead"),
+            "min_lead_rows", "min. lead rows", "interleaved: rows that Linear-1 is ahead"),
         "wave_experts": controls.optional(
             "wave_experts", "experts per wave", "wave: experts whose Linear-1 goes first"),
     }

@@ -18,14 +18,14 @@ from xstage_lab.errors import XStageError
 from xstage_lab.lab import style
 from xstage_lab.lab.picture import NAMES, Picture, Point, Values, error_text
 from xstage_lab.record import SUMMARY_KEYS, Record
-from xstage_lab.spec import DTYPE_BYTES, MoELayer, Tuning
+from xstage_lab.spec import MoELayer, Tuning
 from xstage_lab.spec.moe import ORDERS
 from xstage_lab.units import text
 
 #: Tokens of each GPU in series and on the map.
 TOKENS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 SHAPE = ("hidden", "intermediate", "experts", "top_k")
-_HERE, _STALLS = "these settings", "X-Stage"
+_HERE, _LARGE, _XSTAGE = "these settings", "large weights", "X-Stage"
 _NOT_MODELLED = (
     "Not modelled: the dispatch, which in waves shares the links with the first combine stores; "
     "reductions at the owner; the activation between the layers; tiles handed out on demand.")
@@ -120,10 +120,15 @@ def orders(plot: plots.OrdersOverTime, picture: MoEPicture) -> list[Record]:
         {order: {"time_s": of.backlog_s, "backlog_bytes": of.backlog_bytes}
          for order, of in shares.items()},
         capacity_bytes=picture.prediction.terms["capacity_bytes"],
-        badges="; ".join(f"{order} {runs[order].provenance['badge']}" if order in runs
-                         else f"{order} PREDICTED, the mean SM" for order in ORDERS)
-        + "; GPU 0")
+        badges=_both({order: str(runs[order].provenance["badge"]) if order in runs
+                      else "PREDICTED, means over rounds" for order in ORDERS}) + "; GPU 0")
     return list(runs.values())
+
+
+def _both(badges: dict[str, str]) -> str:
+    if len(set(badges.values())) == 1:
+        return badges["wave"]
+    return "; ".join(f"{order} {badge}" for order, badge in badges.items())
 
 
 def _shares(picture: MoEPicture, order: str, record: Record | None, end_s: float) -> Shares:
@@ -145,8 +150,8 @@ def timeline(plot: plots.Timeline, picture: MoEPicture) -> list[Record]:
         part[own] = np.where(second_layer(each, 0)[each.tiles["row"][own]], "Linear-2", "Linear-1")
     plot.update(shown[0] if shown else None, part=part,
                 capacity_bytes=picture.prediction.terms["capacity_bytes"],
-                badges=f"{picture.moe.order}; {picture.badge_text(shown)}" if shown
-                else "Measure shows the run here")
+                badges=f"{picture.moe.order}, {shown[0].provenance['badge']}; Linear-1 dark, "
+                       "Linear-2 light" if shown else "Measure shows the run here")
     return shown
 
 
@@ -189,51 +194,40 @@ def _pairs(points: Sequence[Point]) -> dict[tuple[int, str], tuple[Record, Recor
 
 def order_map(plot: plots.OrderMap, picture: MoEPicture) -> list[Record]:
     """Draw the closed form over models and tokens, and what others measured of them."""
-    changes = {_HERE: {}, **{_row_name(name, shape, picture): shape
-                             for name, shape in _by_weights()}}
+    weights = sorted(SHAPES, key=lambda name: SHAPES[name]["hidden"] * SHAPES[name]["intermediate"])
+    changes: dict[str, Values] = {_HERE: {}, **{name: SHAPES[name] for name in weights}}
     cells = [(row, n, _layer_or_reason(picture, shape | {"tokens": n}))
              for row, shape in changes.items() for n in TOKENS]
     layers = [layer for _, _, layer in cells]
-    rows = {name: _row_name(name, shape, picture) for name, shape in SHAPES.items()}
     plot.update(
-        {"row": [row for row, _, _ in cells], "setting": [str(n) for _, n, _ in cells],
+        {"row": [row for row, _, _ in cells], "setting": [_short(n) for _, n, _ in cells],
          "speedup_ratio": _rule(picture, layers),
          "reason": [layer if isinstance(layer, str) else "" for layer in layers]},
-        _told(rows),
-        badges="; ".join((
-            picture.badge_text([]), "squares RECORDED: DeepGEMM PR 88 on 8 H100",
-            f"{_STALLS}: stall of a Linear-2 tile in waves", _xstage_range())))
+        _told(), badges="PREDICTED; RECORDED: speed-ups, stalls of a tile (us)")
     return []
 
 
-def _told(rows: dict[str, str]) -> dict[str, list[str]]:
+def _told() -> dict[str, list[str]]:
     """Return what others measured as marks on the map."""
-    found = []
-    for row in catalog.table("h100_wave_lag"):
-        speedup = float(row["wave_s"] / row["lag_s"])
-        found.append((rows[str(row["model"])], str(row["tokens_per_rank"]), f"{speedup:.2f}×",
-                      str(row["source"])))
+    found = [(str(row["model"]), _short(int(row["tokens_per_rank"])),
+              f"{row['wave_s'] / row['lag_s']:.2f}×", "waves over Linear-2 trailing Linear-1",
+              str(row["source"])) for row in catalog.table("h100_wave_lag")]
     for row in catalog.table("xstage_moe_stall"):
-        name = next(name for name in rows if name.startswith(str(row["model"])))
-        found.append((rows[name], _STALLS, text("_s", float(row["stall_measured_s"])),
-                      f"{row['model']}, {row['source']}"))
-    where, setting, words, source = (list(each) for each in zip(*found, strict=True))
-    return {"row": where, "setting": setting, "label": words, "reason": source,
+        name = next(name for name in SHAPES if name.startswith(str(row["model"])))
+        found.append((name, _XSTAGE, f"{row['stall_measured_s'] * 1e6:.2f}",
+                      f"{row['model']}: stall of a Linear-2 tile in waves, us; tokens not known",
+                      str(row["source"])))
+    least = next(row for row in catalog.table("xstage_constants")
+                 if row["quantity"] == "speedup_interleaved_min")
+    found.append((_LARGE, _XSTAGE, f"{least['value']:.2f}×",
+                  f"slowest of {least['condition']}; tokens not known", str(least["source"])))
+    where, setting, words, what, says = (list(each) for each in zip(*found, strict=True))
+    return {"row": where, "setting": setting, "label": words, "quantity": what, "reason": says,
             "badge": ["RECORDED"] * len(where)}
 
 
-def _xstage_range() -> str:
-    low, high = (catalog.constants()[f"speedup_interleaved_{end}_ratio"] for end in ("min", "max"))
-    return f"its 84 configurations: {low:.2f}× to {high:.2f}×"
-
-
-def _by_weights() -> list[tuple[str, Values]]:
-    return sorted(SHAPES.items(), key=lambda each: each[1]["hidden"] * each[1]["intermediate"])
-
-
-def _row_name(name: str, shape: Values, picture: MoEPicture) -> str:
-    weights = 3 * shape["hidden"] * shape["intermediate"] * DTYPE_BYTES[picture.moe.dtype]
-    return f"{name}, {text('_bytes', weights)}"
+def _short(tokens: int) -> str:
+    return f"{tokens // 1024}k" if tokens >= 1024 else str(tokens)
 
 
 def _layer_or_reason(picture: MoEPicture, changed: Values) -> MoELayer | str:

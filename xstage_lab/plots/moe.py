@@ -51,27 +51,26 @@ class OrdersOverTime(Plot):
     def __init__(self) -> None:
         time, held = DataRange1d(start=0, range_padding=0), DataRange1d(start=0)
         share = Range1d(start=0, end=105)
-        parts = [
-            new_figure("MMA and issue of all SMs, in waves (upper) and interleaved (lower)", "",
-                       "busy_ratio", height=160, legend_rows=0, x_range=time, y_range=share),
-            new_figure("", "", "backlog_bytes", height=75, legend_rows=0, x_range=time,
-                       y_range=held),
-            new_figure("", "", "busy_ratio", height=115, legend_rows=0, x_range=time,
-                       y_range=share),
-            new_figure("", "time_s", "backlog_bytes", height=130, legend_rows=1, x_range=time,
-                       y_range=held)]
+        parts = [new_figure(title, x, y, height=height, legend_rows=rows, x_range=time, y_range=of)
+                 for title, x, y, height, rows, of in (
+                     ("SMs at work, and the link's backlog", "", "wave_ratio", 160, 0, share),
+                     ("", "", "backlog_bytes", 82, 0, held),
+                     ("", "", "interleaved_ratio", 110, 0, share),
+                     ("", "time_s", "backlog_bytes", 178, 2, held))]
         super().__init__(column(*parts, sizing_mode="stretch_width",
                                 styles={"background": PAPER}))
-        for part in parts[:-1]:
-            part.xaxis.visible = False
+        for part in parts:
+            part.xaxis.visible = part is parts[-1]
+            part.yaxis.axis_label_text_font_size = "11px"
         self._draw_shares(parts[0], "wave")
         self._draw_shares(parts[2], "interleaved")
         self._draw_backlog(parts[1], "wave")
         self._draw_backlog(parts[3], "interleaved")
         for words, colour in (*_SHARES.values(), ("issue", ISSUE), ("backlog", DRAIN),
-                              ("capacity Q", CAPACITY)):
-            parts[3].rect([], [], 1, 1, fill_color=colour, line_color=None, legend_label=words)
-        parts[3].legend.update(ncols=6, label_width=64)
+                              ("capacity Q", CAPACITY)):  # in one legend, below everything
+            parts[3].rect([math.nan], [math.nan], 1, 1, fill_color=colour, line_color=None,
+                          legend_label=words)
+        parts[3].legend.update(ncols=4, label_width=60)
 
     def _draw_shares(self, fig: figure, order: str) -> None:
         shares = self._add(order, "time_s", *_SHARES, "issue_ratio")
@@ -165,10 +164,11 @@ class OrderMap(Plot):
 
     def __init__(self) -> None:
         self._columns, self._rows = FactorRange(), FactorRange()
-        fig = new_figure("Which order: the closed form, and what others measured", "", "",
+        fig = new_figure("Gain of interleaving (%), and published", "", "",
                          height=360, legend_rows=1, x_range=self._columns, y_range=self._rows)
         super().__init__(fig)
         fig.xaxis.axis_label = "tokens of each GPU"
+        fig.yaxis.axis_label = "models, by the weights of an expert"
         fig.grid.grid_line_color = None
         self._colors = LinearColorMapper(palette=_SIDES, low=-_LEAST_SCALE, high=_LEAST_SCALE)
         cells = self._add("map", "row", "setting", "speedup_ratio", "gain_ratio", "label")
@@ -178,10 +178,10 @@ class OrderMap(Plot):
         shut = fig.rect("setting", "row", 1, 1, source=closed, fill_color=INFEASIBLE,
                         line_color=PAPER, hatch_pattern="/", hatch_color=MUTED, hatch_alpha=0.6,
                         legend_label="cannot run")
-        told = self._add("published", "row", "setting", "label", "reason", "badge")
+        told = self._add("published", "row", "setting", "label", "quantity", "reason", "badge")
         self._write(fig, cells, 0.0, 0.18, "center")
         self._write(fig, told, -0.18, -0.24, "left")
-        marks = add_measured(fig, dodge("setting", -0.3, self._columns),
+        marks = add_measured(fig, dodge("setting", -0.34, self._columns),
                              dodge("row", -0.24, self._rows), told)
         add_hover(fig, [drawn], ("row", "setting", "speedup_ratio"), heading="PREDICTED")
         add_hover(fig, [shut], ("row", "setting", "reason"), heading="cannot run")
@@ -190,7 +190,7 @@ class OrderMap(Plot):
     def _write(self, fig: figure, source: Any, right: float, up: float, align: str) -> None:
         """Write the labels into the cells."""
         fig.text(dodge("setting", right, self._columns), dodge("row", up, self._rows), "label",
-                 source=source, text_color=INK, text_font_size="11px", text_align=align,
+                 source=source, text_color=INK, text_font_size="10px", text_align=align,
                  text_baseline="middle")
 
     def update(self, cells: Columns, published: Columns | None = None, *,
@@ -204,27 +204,24 @@ class OrderMap(Plot):
             `speedup_ratio`, wave time over interleaved time, NaN where it cannot run, and
             `reason` why not; arrays of shape (n,).
         published : mapping, optional
-            `row`, `setting`, `label` what is written there, `reason` what it is and who says so,
-            and `badge`; arrays of shape (m,).
+            `row`, `setting`, `label` what is written there, `quantity` what that is, `reason` who
+            says so, and `badge`; arrays of shape (m,).
         badges : str
             Where the numbers come from.
         """
         table = {name: np.asarray(values, None if name == "speedup_ratio" else str)
                  for name, values in cells.items()}
         speedup = table["speedup_ratio"].astype(np.float64)
-        row = table["row"].tolist()
-        settings = table["setting"].tolist()
-        if published is not None:
-            settings += np.asarray(published["setting"], str).tolist()
-        set_factors(self._columns, settings)
-        set_factors(self._rows, row[::-1])
+        for axis, name, step in ((self._columns, "setting", 1), (self._rows, "row", -1)):
+            others = np.asarray((published or {}).get(name, ()), str).tolist()
+            factors = list(dict.fromkeys([*table[name].tolist(), *others]))
+            set_factors(axis, factors[::step])
         runs = np.isfinite(speedup)
         gain = speedup[runs] - 1.0
         self._show("map", {
             "row": table["row"][runs], "setting": table["setting"][runs],
             "speedup_ratio": speedup[runs], "gain_ratio": gain,
-            "label": [f"{round(100 * each) + 0.0:+.0f} %" if abs(each) >= 0.005 else "0"
-                      for each in gain]})
+            "label": [f"{100 * each:+.0f}" if abs(each) >= 0.005 else "0" for each in gain]})
         self._show("infeasible", {name: table[name][~runs]
                                   for name in ("row", "setting", "reason")})
         self._show("published", published)
@@ -241,7 +238,7 @@ class OrderTimes(TimeBars):
                   for order in reversed(ORDERS))
 
     def __init__(self) -> None:
-        super().__init__("Total time: both orders, or computed and then combined",
+        super().__init__("Total time of both orders, and unfused",
                          [row for rows in self._ROWS for row in rows],
                          {"drain_s": (DRAIN, "dotdash")})
 

@@ -53,7 +53,7 @@ _LABELS = {
     "error_ratio": "predicted / measured - 1", "k": "K of each GPU's GEMM",
     "burst_bytes": "burst B of one producer", "n_producers": "producers K",
     "tokens": "tokens of each GPU", "speedup_ratio": "wave / interleaved",
-    "rule_ratio": "closed form", "busy_ratio": "share of SMs",
+    "rule_ratio": "closed form", "wave_ratio": "in waves", "interleaved_ratio": "interleaved",
     "hidden_ratio": "hidden", "idle_ratio": "SMs idle", "compute_only_s": "attention alone",
     "step_s": "whole step", "step_unfused_s": "whole step, unfused",
     "capacity_bytes": "capacity Q", "fused_s": "time", "payload_bytes": "message",
