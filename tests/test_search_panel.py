@@ -79,7 +79,7 @@ def test_controls_under_a_hand_stay(opened: Callable[..., Tune]) -> None:
     assert panel.finding.offer.layout.display == ""
     panel.finding.offer.click()
     assert panel.answer is not None
-    assert panel.controls.values()["tile_m"] == panel.answer.best.choice.tuning.tile_m
+    assert panel.controls.values() == before | panel.settings_of(panel.answer.best.choice)
     assert panel.finding.offer.layout.display == "none"
 
 
@@ -94,7 +94,10 @@ def test_stop_answers_with_what_there_is_and_another_press_goes_on(
                 self.stop()
 
     panel = opened(Stopped, k=640)
+    before = panel.controls.values()
     panel.find_best()
+    assert panel.controls.values() == before
+    assert panel.finding.offer.layout.display == ""
     assert panel.answer is not None
     assert panel.answer.n_measured == 2
     assert panel.strip.message.value.count("Stopped: 2 runs") == 1

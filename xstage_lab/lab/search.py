@@ -38,7 +38,7 @@ class Finding(w.VBox):
     def __init__(self, use: Callable[[], None]) -> None:
         self._words = w.HTML()
         self.offer = button("Set the controls", "check", use, "success",
-                            "set the controls to the best that was found", "140px")
+                            "show the best, and the settings that it was found for", "140px")
         super().__init__([self.offer, self._words])
         self.add_class("xstage-finding")
         self.hide()
@@ -57,15 +57,17 @@ class Finding(w.VBox):
 class SearchingPanel(Panel):
     """A panel with the button *Find the best*; it fills in what raises `NotImplementedError`.
 
-    The controls are set to what was found, unless they were moved meanwhile: then it is offered.
+    The controls are set to what was found; where they were moved meanwhile, or the search was
+    stopped, it is offered.
     """
 
     search_figure = ""  # title of the tab that shows what the search measures
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        #: What the last search answered.
+        #: What the last search answered, and the settings that it was asked for.
         self.answer: Answer | None = None
+        self._searched: Values = {}
         self.finding = Finding(self.use_best)
         self.strip.add_starter(button(
             "Find the best", "search", self.find_best, "",
@@ -101,27 +103,28 @@ class SearchingPanel(Panel):
                 self.take(values | self.settings_of(trial.choice), trial.record)
             self._count(trial.n_measured, trial.budget, f" at most: {trial.choice.label()}")
 
-        self.answer = None
+        self.answer, self._searched = None, values
         self.finding.hide()
-        self._deliver(points(), take, lambda error: self._found(values, error),
+        self._deliver(points(), take, self._found,
                       "The law predicts every configuration")
         self.visible = self.search_figure
 
     def use_best(self) -> None:
-        """Set the controls to the best that was found."""
+        """Set the controls to the best that was found, and to what it was found for."""
         if self.answer is not None:
-            self.controls.set(**self.settings_of(self.answer.best.choice))
+            self.controls.set(**self._searched | self.settings_of(self.answer.best.choice))
             self.finding.offer.layout.display = "none"
 
-    def _found(self, values: Values, error: XStageError | None) -> None:
+    def _found(self, error: XStageError | None) -> None:
         self._finish(error)
         if self.answer is None or error is not None:
             return
-        moved = self.controls.values() != values
-        self.finding.show(self.answer, moved)
-        ended = "Stopped" if self._stopping.is_set() else "Done"
-        told = (" The controls were moved meanwhile and stay where they are." if moved else
-                " The controls are set to the best.")
-        self.strip.say(f"{ended}: {self.answer.n_measured} runs.{told}")
-        if not moved:
+        moved, stopped = self.controls.values() != self._searched, self._stopping.is_set()
+        self.finding.show(self.answer, moved or stopped)
+        told = ("The controls were moved meanwhile and stay where they are." if moved else
+                "This is the best so far; the controls stay where they are." if stopped else
+                "The controls are set to the best.")
+        ended = "Stopped" if stopped else "Done"
+        self.strip.say(f"{ended}: {self.answer.n_measured} runs. {told}")
+        if not (moved or stopped):
             self.use_best()

@@ -67,6 +67,6 @@ def button(words: str, icon: str, pressed: Callable[[], None], style: str, hint:
            width: str = "94px") -> w.Button:
     """Return a button that calls `pressed`."""
     made = w.Button(description=words, icon=icon, button_style=style, tooltip=hint,
-                    layout=w.Layout(width=width, flex=f"0 0 {width}"))
+                    layout=w.Layout(width=width, min_width=width))
     made.on_click(lambda _: pressed())
     return made

@@ -259,7 +259,7 @@ class TileMap(Plot):
         if best:
             scale = shown("total_s").scale
             self._colors.update(low=total[best[0]] * scale, high=np.nanmax(total) * scale)
-        found = [f"predicted best: {cells['tile'][i]}, depth {depth[i]}, "
+        found = [f"best: {cells['tile'][i]}, depth {depth[i]}, "
                  f"{units.text('total_s', total[i])}" for i in best] or ["nothing here can run"]
         self._say("; ".join(filter(None, [*found, badges])))
 
