@@ -5,6 +5,8 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -20,8 +22,10 @@
 #
 # *Measure* runs the settings on a simulated node: first the tile with its stores off, for its
 # compute time, then the fused kernel. *One SM* shows that run tile by tile, with the link's
-# backlog below. *Sweep* runs a series; *Tile × depth* marks what does not fit into shared memory
-# and names the best of what does.
+# backlog below. *Sweep* runs a series and shows it under *Series*. *Tile × depth* marks what does
+# not fit into shared memory; *Find the best* predicts all of it, measures the promising few, and
+# ends with the controls on the fastest, the runner-up, and whether to fuse. Stopped, it goes on
+# from the run log when pressed again.
 
 # %%
 from xstage_lab.lab import Tune

@@ -259,8 +259,8 @@ class TileMap(Plot):
         if best:
             scale = shown("total_s").scale
             self._colors.update(low=total[best[0]] * scale, high=np.nanmax(total) * scale)
-        found = [f"best: {cells['tile'][i]}, depth {depth[i]}, "
-                 f"{units.text('total_s', total[i])}" for i in best] or ["nothing here can run"]
+        found = [f"best: {cells['tile'][i]}, depth {depth[i]}"
+                 for i in best] or ["nothing here can run"]
         self._say("; ".join(filter(None, [*found, badges])))
 
 
