@@ -20,7 +20,14 @@ from xstage_lab.devices.base import Device
 from xstage_lab.errors import InvalidValue, XStageError
 from xstage_lab.record import SUMMARY_KEYS, Record
 from xstage_lab.schedule import build
-from xstage_lab.spec import BurstTrain, FusedGemm, MachineSpec, Tuning, Workload
+from xstage_lab.spec import (
+    BurstTrain,
+    FusedGemm,
+    MachineSpec,
+    Tuning,
+    UlyssesAttention,
+    Workload,
+)
 from xstage_lab.units import text
 
 if TYPE_CHECKING:
@@ -157,7 +164,7 @@ def doctor(options: argparse.Namespace) -> Result:
 
 def export(options: argparse.Namespace) -> Result:
     """Measure a workload and write every figure of its panel, with data and parameters."""
-    from xstage_lab.lab import BurstGap, Tune
+    from xstage_lab.lab import BurstGap, Tune, Ulysses
     machine = machine_of(options)
     if options.link or options.calibration:
         raise XStageError("export draws a machine's own link and published figures; put another "
@@ -169,6 +176,13 @@ def export(options: argparse.Namespace) -> Result:
         settings |= {name: getattr(workload, name) for name in
                      ("n_producers", "burst_bytes", "gap_s", "n_bursts", "sync")}
         return _exported(BurstGap(**settings), options.out or "exports")
+    if isinstance(workload, UlyssesAttention):
+        settings |= {name: getattr(workload, name) for name in
+                     ("sequence", "heads", "head_dim", "n_gpus", "mode", "n_comm_sms")}
+        settings |= {name: getattr(tuning, name) for name in
+                     ("tile_m", "tile_n", "issue_depth", "n_stages")}
+        return _exported(Ulysses(mask="causal" if workload.causal else "full", **settings),
+                         options.out or "exports")
     if not isinstance(workload, FusedGemm):
         raise XStageError(f"there is no panel to export {options.workload} from yet.")
     settings |= {name: getattr(workload, name) for name in

@@ -46,11 +46,12 @@ Ulysses(machine="B200-SXM", sequence=32760, heads=40, head_dim=128, n_gpus=8, mo
 # gains on 2 and 4 B200 and loses on 8 (TensorRT-LLM pull request 16737), and, on a machine not
 # named, 8 GPUs slower than one (xDiT issue 553).
 #
-# On 8 GPUs each has 120 tiles for 148 SMs: one wave, of which all is stored at its end. Less than a
-# third of the all-to-all is hidden, where 4 GPUs hide four fifths, and fusing gains half as much.
-# But with nothing fitted the step itself is still faster on 8 GPUs than on 4. A fixed cost common to
-# all all-to-alls does not change that; one that grows with the number of peers does. Raise *more per
-# peer* until the curve turns.
+# On 8 GPUs each has 120 tiles for 148 SMs: one wave, and all of it is stored at its end. Less than
+# a third of the all-to-all is hidden, where 4 GPUs hide four fifths, and fusing gains less than half
+# as much. But with nothing fitted the step itself is still faster on 8 GPUs than on 4. A fixed cost
+# that all all-to-alls have in common does not change that; one that grows with the number of peers
+# does, from 2 us a peer on. NCCL's small all-to-alls took 9 us more for each GPU from 4 to 8 B200
+# (TensorRT-LLM pull request 15285). Raise *more per peer* until the curve turns.
 
 # %%
 flux = Ulysses(machine="B200-SXM", sequence=4608, heads=24, head_dim=128, n_gpus=8)

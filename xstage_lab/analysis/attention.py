@@ -120,9 +120,7 @@ def _path(attention: UlyssesAttention, machine: MachineSpec, cal: Calibration,
 
 def _run(attention: UlyssesAttention, machine: MachineSpec, cal: Calibration, tuning: Tuning,
          t_mma: float, stores: str) -> _Run:
-    program = build(attention, machine, tuning, stores)
-    if attention.is_symmetric:
-        program = dataclasses.replace(program, tasks=program.tasks[:1])
+    program = build(attention, machine, tuning, stores, 1 if attention.is_symmetric else None)
     tiles = _tile_list(program, t_mma / full_tile_flop(attention, tuning))
     return _Run(program, tiles, queues.tile_times(tiles, _path(attention, machine, cal, tuning)))
 

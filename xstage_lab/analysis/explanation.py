@@ -107,9 +107,9 @@ def _attention(prediction: Prediction) -> list[str]:
     alone, serial = t["compute_only_s"], t["serial_s"]
     if given["mode"] == "serial":
         return [*sentences, f"The all-to-all follows the attention, and its "
-                f"{text('_s', serial - alone)} of {text('_s', serial, 4)} are exposed."]
-    both = (f"{text('_s', total, 4)} against {text('_s', serial, 4)} one after the other and "
-            f"{text('_s', alone, 4)} for the attention alone")
+                f"{text('_s', serial - alone)} of {text('_s', serial)} are exposed."]
+    both = (f"{text('_s', total)} against {text('_s', serial)} one after the other and "
+            f"{text('_s', alone)} for the attention alone")
     hidden = (f"{t['hidden_ratio']:.0%} of the all-to-all is hidden" if total <= serial else
               "Nothing of the all-to-all is hidden")
     if given["mode"] == "fused":

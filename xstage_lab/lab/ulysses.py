@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,7 +30,7 @@ from xstage_lab.lab.tune import tuning_controls
 from xstage_lab.lab.ulysses_figures import COSTS, UlyssesPicture
 from xstage_lab.record import Record
 from xstage_lab.schedule import build
-from xstage_lab.spec import Tuning, UlyssesAttention
+from xstage_lab.spec import MachineSpec, Tuning, UlyssesAttention
 from xstage_lab.spec.attention import MODES
 
 _TUNING = ("tile_m", "tile_n", "issue_depth", "n_stages")
@@ -67,6 +68,7 @@ class Ulysses(Panel):
     """
 
     workload = UlyssesAttention.__name__
+    figure_height = 480  # times and hidden shares, one above the other
 
     def __init__(self, **settings: Any) -> None:
         machine = machine_controls(settings.get("machine", "B200-SXM"))
@@ -94,11 +96,8 @@ class Ulysses(Panel):
              section("device"), made["device"], made["records"], made["sm"],
              made["machine"], path_fields(made)],
             {"Modes": Tab(plots.ModeTimes(), draw.modes),
-             "GPUs": Tab(plots.HiddenCurve("attention-gpus", "Against the number of GPUs", "GPUs"),
-                         draw.along(draw.gpu_counts)),
-             "Sequence": Tab(plots.HiddenCurve(
-                 "attention-sequence", "Against the length of the sequence", "tokens"),
-                 draw.along(draw.sequences)),
+             "GPUs": Tab(plots.HiddenOverGpus(), draw.along(draw.gpu_counts)),
+             "Sequence": Tab(plots.HiddenOverTokens(), draw.along(draw.sequences)),
              "One SM": Tab(plots.Timeline(), draw.timeline)},
             settings)
         controls.tie_names(self.model, self.controls, SHAPES)
@@ -109,8 +108,7 @@ class Ulysses(Panel):
         attention = UlyssesAttention(**{name: values[name] for name in _ATTENTION},
                                      causal=values["mask"] == "causal")
         tuning = Tuning(**{name: values[name] for name in _TUNING})
-        prediction = analysis.predict(attention, machine, calibration_of(machine, machine.n_sms),
-                                      tuning, self.t_mma_s.get(_tile_key(values)))
+        prediction = _predicted(attention, machine, tuning, self.t_mma_s.get(_tile_key(values)))
         step = ulysses_step(attention, prediction,
                             StepCosts(**{name: values[name] for name in COSTS}))
         here = self.points_at(values)
@@ -175,6 +173,13 @@ class Ulysses(Panel):
             super().take(values, record)
 
 
+@functools.lru_cache(maxsize=256)  # figures show many settings, of which few change at a time
+def _predicted(attention: UlyssesAttention, machine: MachineSpec, tuning: Tuning,
+               t_mma_s: float | None) -> analysis.Prediction:
+    return analysis.predict(attention, machine, calibration_of(machine, machine.n_sms), tuning,
+                            t_mma_s)
+
+
 def _tile_key(values: Values) -> tuple[Any, ...]:
     """Return what the compute time of a full tile depends on."""
     return tuple(values[name] for name in ("device", "machine", *_SHAPE, "mask", "n_gpus",
@@ -209,8 +214,8 @@ def _attention_controls() -> dict[str, w.Widget]:
 def _cost_controls() -> dict[str, w.Widget]:
     given = StepCosts()
     return {
-        "sync_s": controls.real("sync_s", "synchronisation", given.sync_s, 0.0, 50.0, 0.1,
-                                "of each of the four all-to-alls"),
+        "sync_s": controls.real("sync_s", "sync", given.sync_s, 0.0, 50.0, 0.1,
+                                "synchronisation of each of the four all-to-alls"),
         "per_peer_s": controls.real("per_peer_s", "more per peer", given.per_peer_s, 0.0, 20.0,
                                     0.1, "of each all-to-all, for every other GPU"),
         "launch_s": controls.real("launch_s", "launch", given.launch_s, 0.0, 20.0, 0.1,

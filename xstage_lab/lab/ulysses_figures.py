@@ -12,6 +12,7 @@ from xstage_lab.analysis.attention import hidden_ratio
 from xstage_lab.analysis.ulysses_step import UlyssesStep, losing_per_peer_s
 from xstage_lab.errors import XStageError
 from xstage_lab.lab.picture import Picture, Point, Values
+from xstage_lab.plots.ulysses import HiddenCurve
 from xstage_lab.record import Record
 from xstage_lab.spec import Tuning, UlyssesAttention
 from xstage_lab.spec.attention import MODES
@@ -68,14 +69,14 @@ class UlyssesPicture(Picture):
         step, n_gpus = self.step, self.attention.n_gpus
         if n_gpus == 1:
             return []
-        words = (f"The whole step takes {text('_s', step.total_s, 4)}: inputs "
+        words = (f"The whole step takes {text('_s', step.total_s)}: inputs "
                  f"{text('_s', step.input_s)}, attention {text('_s', step.attention_s)}, output "
                  f"{text('_s', step.output_s)}, fixed costs {text('_s', step.fixed_s)}.")
         fewer = max(n for n in range(1, n_gpus) if self.attention.heads % n == 0)
         before = self.at(self.values | {"n_gpus": fewer}).step
         gain = before.total_s / step.total_s
         if gain <= 1.0:
-            return [f"{words} {fewer} GPUs are faster, {text('_s', before.total_s, 4)}."]
+            return [f"{words} {fewer} GPUs are faster, {text('_s', before.total_s)}."]
         limit = text("_s", losing_per_peer_s(before, step, n_gpus - fewer))
         return [f"{words} That is {gain:.2f} times as fast as on {fewer} GPUs, and slower once an "
                 f"all-to-all costs {limit} more for each further GPU."]
@@ -132,9 +133,9 @@ def timeline(plot: plots.Timeline, picture: UlyssesPicture) -> list[Record]:
 
 
 def along(series: Callable[[UlyssesPicture], list[Values]]
-          ) -> Callable[[plots.HiddenCurve, UlyssesPicture], list[Record]]:
+          ) -> Callable[[HiddenCurve, UlyssesPicture], list[Record]]:
     """Return what draws times and hidden share along a series."""
-    def draw(plot: plots.HiddenCurve, picture: UlyssesPicture) -> list[Record]:
+    def draw(plot: HiddenCurve, picture: UlyssesPicture) -> list[Record]:
         changes = series(picture)
         setting = next(iter(changes[0]))
         names = ("step_s", "step_unfused_s", "total_s", "compute_only_s", "hidden_ratio",

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from bokeh.layouts import column
-from bokeh.models import DataRange1d, FactorRange
+from bokeh.models import FactorRange, Range1d
 from bokeh.models.annotations import Span
 from bokeh.plotting import figure
+from bokeh.transform import factor_cmap
 from numpy.typing import ArrayLike
 
 from xstage_lab import units
@@ -25,6 +27,7 @@ from xstage_lab.plots.style import (
     add_hover,
     add_measured,
     new_figure,
+    shown,
 )
 from xstage_lab.plots.tune import set_factors
 
@@ -39,16 +42,18 @@ class ModeTimes(Plot):
 
     def __init__(self) -> None:
         fig = new_figure("Attention and its output's all-to-all, by mode", "total_s", "",
-                         legend_rows=1, x_range=DataRange1d(range_padding=0.25),
+                         legend_rows=1, x_range=Range1d(),
                          y_range=FactorRange(factors=list(self.ROWS)))
         super().__init__(fig)
+        self._times = fig.x_range
         alone = self._add("alone", "compute_only_s")
         fig.vspan("compute_only_s", source=alone, line_color=COMPUTE, line_width=2.5,
                   legend_label="attention alone")
         bars = self._add("predicted", "row", "compute_only_s", "total_s", "low_s", "high_s",
                          "label")
+        fills = [UNFUSED, *[PREDICTED] * (len(self.ROWS) - 1)]
         drawn = fig.hbar("row", 0.45, "total_s", "compute_only_s", source=bars, line_color=INK,
-                         fill_color=PREDICTED, legend_label="predicted beyond it")
+                         fill_color=factor_cmap("row", fills, list(self.ROWS)))
         fig.segment("low_s", "row", "high_s", "row", source=bars, line_color=INK, line_width=3)
         fig.text("high_s", "row", "label", source=bars, x_offset=9, text_baseline="middle",
                  text_color=INK, text_font_size="12px")
@@ -79,14 +84,17 @@ class ModeTimes(Plot):
             Where the numbers come from.
         """
         row, reason = (np.asarray(predicted[name], str) for name in ("row", "reason"))
-        total, low, high = (np.asarray(predicted[name], np.float64)
+        total, low, high = (np.broadcast_to(np.asarray(predicted[name], np.float64), row.shape)
                             for name in ("total_s", "low_s", "high_s"))
         runs, alone = np.isfinite(total), np.full(total.size, compute_only_s)
+        ends = np.append(np.fmax(total, high)[runs], compute_only_s) * shown("total_s").scale
+        span = max(np.ptp(ends), 0.01 * ends.max())
+        self._times.update(start=ends.min() - 0.1 * span, end=ends.max() + 0.7 * span)  # for words
         self._show("alone", {"compute_only_s": compute_only_s})
         self._show("predicted", {
             "row": row[runs], "compute_only_s": alone[runs], "total_s": total[runs],
             "low_s": np.fmin(total, low)[runs], "high_s": np.fmax(total, high)[runs],
-            "label": [f"{units.text('_s', t, 4)}, {units.text('_s', t - compute_only_s)} beyond"
+            "label": [f"{units.text('_s', t)} (+{units.text('_s', t - compute_only_s)})"
                       for t in total[runs]]})
         self._show("infeasible", {"row": row[~runs], "compute_only_s": alone[~runs],
                                   "label": ["cannot run"] * int((~runs).sum()),
@@ -96,17 +104,9 @@ class ModeTimes(Plot):
 
 
 class HiddenCurve(Plot):
-    """Times along a setting above, and the share of the all-to-all that is hidden below.
+    """Times along a setting above, and the share of the all-to-all that is hidden below."""
 
-    Parameters
-    ----------
-    name : str
-        Stem for exported files.
-    title : str
-    setting : str
-        What is varied, in words: the label of the axis.
-    """
-
+    _TITLE, _SETTING = "", ""
     _LINES: Mapping[str, tuple[str, float, str, str]] = {
         "step_unfused_s": (UNFUSED, 4, "solid", "whole step, unfused"),
         "step_s": (PREDICTED, 2.5, "solid", "whole step"),
@@ -114,16 +114,17 @@ class HiddenCurve(Plot):
         "compute_only_s": (COMPUTE, 2, "dotdash", "attention alone"),
     }
 
-    def __init__(self, name: str, title: str, setting: str) -> None:
-        self.name, self._settings = name, FactorRange()
-        upper = new_figure(title, "", "total_s", height=250, legend_rows=0,
+    def __init__(self) -> None:
+        self._settings = FactorRange()
+        upper = new_figure(self._TITLE, "", "total_s", height=210, legend_rows=0,
                            x_range=self._settings, y_axis_type="log")
-        lower = new_figure("", "", "hidden_ratio", height=230, legend_rows=2,
-                           x_range=self._settings, y_range=DataRange1d())
+        lower = new_figure("", "", "hidden_ratio", height=270, legend_rows=4,
+                           x_range=self._settings, y_range=Range1d(start=-5, end=110))
+        self._shares = lower.y_range
         super().__init__(column(upper, lower, sizing_mode="stretch_width",
                                 styles={"background": PAPER}))
         upper.xaxis.visible = False
-        lower.xaxis.axis_label = setting
+        lower.xaxis.axis_label = self._SETTING
         for level in (0, 100):
             lower.add_layout(Span(location=level, dimension="width", line_color=MUTED,
                                   line_dash="dotted"))
@@ -136,16 +137,17 @@ class HiddenCurve(Plot):
             drawn.append(upper.line("setting", field, source=curve, color=colour,
                                     line_width=width, line_dash=dash))
             drawn.append(upper.scatter("setting", field, source=curve, color=colour, size=4))
-            lower.line([], [], color=colour, line_width=width, line_dash=dash, legend_label=words)
+            lower.line([math.nan] * 2, [math.nan] * 2, color=colour, line_width=width,
+                       line_dash=dash, legend_label=words)  # the key alone
+        shut = self._add("infeasible", "setting", "reason")
+        closed = lower.vbar("setting", 0.9, 100, 0, source=shut, fill_color=INFEASIBLE,
+                            line_color=None, hatch_pattern="/", hatch_color=MUTED,
+                            hatch_alpha=0.6, legend_label="cannot run")
         hidden: list[Any] = [lower.line("setting", "hidden_ratio", source=curve,
                                         color=PREDICTED, line_width=2.5,
                                         legend_label="hidden, predicted"),
                              lower.scatter("setting", "hidden_ratio", source=curve,
                                            color=PREDICTED, size=5)]
-        shut = self._add("infeasible", "setting", "reason")
-        closed = lower.vbar("setting", 0.9, 100, 0, source=shut, fill_color=INFEASIBLE,
-                            line_color=None, hatch_pattern="/", hatch_color=MUTED,
-                            hatch_alpha=0.6, legend_label="cannot run")
         measured = self._add("measured", "setting", "total_s", "hidden_ratio", "badge")
         for fig, field in ((upper, "total_s"), (lower, "hidden_ratio")):
             add_hover(fig, [add_measured(fig, "setting", field, measured)],
@@ -172,9 +174,25 @@ class HiddenCurve(Plot):
         """
         setting, reason = (np.asarray(curve[name], str) for name in ("setting", "reason"))
         set_factors(self._settings, setting.tolist())
-        shut = reason != ""
-        self._show("predicted", {name: np.asarray(column)[~shut] for name, column in curve.items()
-                                 if name != "reason"})
+        shut, hidden = reason != "", 100 * np.asarray(curve["hidden_ratio"], np.float64)
+        self._shares.update(start=min(-5.0, np.fmin.reduce(hidden) - 5),
+                            end=max(110.0, np.fmax.reduce(hidden) + 5))
+        self._show("predicted", {name: np.broadcast_to(column, setting.shape)[~shut]
+                                 for name, column in curve.items() if name != "reason"})
         self._show("infeasible", {"setting": setting[shut], "reason": reason[shut]})
         self._show("measured", measured)
         self._say(badges)
+
+
+class HiddenOverGpus(HiddenCurve):
+    """Against the number of GPUs."""
+
+    name = "attention-gpus"
+    _TITLE, _SETTING = "Attention against the number of GPUs", "GPUs"
+
+
+class HiddenOverTokens(HiddenCurve):
+    """Against the length of the sequence."""
+
+    name = "attention-tokens"
+    _TITLE, _SETTING = "Attention against the length of the sequence", "tokens"

@@ -89,6 +89,7 @@ def build(
     machine: MachineSpec,
     tuning: Tuning | None = None,
     stores: str = "remote",
+    n_gpus: int | None = None,
 ) -> Program:
     """Build the tile program of `workload` on `machine`.
 
@@ -101,6 +102,8 @@ def build(
         For all but burst trains; `spec.default_tuning` if left out.
     stores : str
         `remote`; `local` sends every store to the GPU's own memory; `off` computes only.
+    n_gpus : int, optional
+        How many GPUs to build, from the first on, where they stand for all; all if left out.
 
     Raises
     ------
@@ -119,7 +122,8 @@ def build(
         n_ctas, depth = workload.n_producers, 1
     else:
         n_ctas, depth = used.n_ctas or machine.n_sms, used.issue_depth
-    tasks = tuple(_tasks_of(workload, used, n_ctas, gpu) for gpu in range(workload.n_gpus))
+    tasks = tuple(_tasks_of(workload, used, n_ctas, gpu)
+                  for gpu in range(n_gpus or workload.n_gpus))
     for gpu, rows in enumerate(tasks):
         if stores == "local":
             rows["owner"] = gpu
