@@ -47,7 +47,7 @@ MoESchedule(machine="B200-SXM", tokens=2048, wave_experts=16)
 # DeepGEMM's PR 88 timed one FP8 kernel on eight H100 in both orders. *Sweep* replays it beside the
 # prediction. The store path alone explains little of the reported 1.08 to 1.47: its author's
 # reading is that in waves the combine starts while the dispatch still uses the same egress, which
-# is not in this model.
+# is not in this model; `python -m xstage_lab paper --table wave-lag` tests that reading.
 
 # %%
 published = MoESchedule(machine="H100-SXM", device="recorded", tokens=2048, hidden=4096,

@@ -66,6 +66,7 @@ def test_every_figure_is_whole(open_notebook: OpenNotebookNamed, width: int, the
     notebook = open_notebook(NOTEBOOK, width=width, height=1200, theme=theme)
     notebook.run_all()
     lab = Lab(notebook)
+    notebook.screenshot(f"moe-predicted-{width}-{theme}")
     lab.press("Measure")
     expect(lab.message("^Done: 2 runs")).to_be_visible(timeout=60_000)
     tops = set()

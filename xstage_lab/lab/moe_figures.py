@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,9 +17,10 @@ from xstage_lab.analysis.shares import second_layer
 from xstage_lab.devices.recorded import published_wave_lag
 from xstage_lab.errors import XStageError
 from xstage_lab.lab import style
+from xstage_lab.lab.machine import calibration_of
 from xstage_lab.lab.picture import NAMES, Picture, Point, Values, error_text
 from xstage_lab.record import SUMMARY_KEYS, Record
-from xstage_lab.spec import MoELayer, Tuning
+from xstage_lab.spec import MachineSpec, MoELayer, Tuning
 from xstage_lab.spec.moe import ORDERS
 from xstage_lab.units import text
 
@@ -88,10 +90,11 @@ class MoEPicture(Picture):
             return []
         both = {order: record.summary["total_s"] for order, record in of.items()}
         gain = both["wave"] / both["interleaved"] - 1.0
+        share = self.verdict.gain_ratio / gain
+        explained = f"{share:.0%}" if share > 0.005 else "nothing"
         return [f"Published of this layer (RECORDED): {text('_s', both['wave'])} in waves, "
                 f"{text('_s', both['interleaved'])} with Linear-2 trailing, {1 + gain:.2f} times "
-                f"as fast; order and store path explain {self.verdict.gain_ratio / gain:.0%} of "
-                "that gain here."]
+                f"as fast; order and store path explain {explained} of that gain."]
 
     def compute_source(self) -> str:
         """Return in words where a tile's compute time comes from."""
@@ -159,7 +162,8 @@ def speed_up(plot: plots.SpeedUp, picture: MoEPicture) -> list[Record]:
     """Draw wave over interleaved time against tokens, as predicted and as measured."""
     tokens = sorted({*TOKENS, picture.moe.tokens})
     layers = [_layer_or_reason(picture, {"tokens": n}) for n in tokens]
-    by_law = [_law_speedup(picture, layer) for layer in layers]
+    by_law = [math.nan if isinstance(layer, str) else
+              _law_speedup(layer, picture.machine, picture.tuning) for layer in layers]
     pairs = _pairs(picture.points("tokens", "order"))
     plot.update(
         {"tokens": tokens, "speedup_ratio": by_law, "rule_ratio": _rule(picture, layers)},
@@ -173,13 +177,12 @@ def speed_up(plot: plots.SpeedUp, picture: MoEPicture) -> list[Record]:
     return [record for pair in pairs.values() for record in pair]
 
 
-def _law_speedup(picture: MoEPicture, layer: MoELayer | str) -> float:
-    if isinstance(layer, str):
-        return math.nan
-    t = picture.tuning
+@functools.lru_cache(maxsize=4096)
+def _law_speedup(layer: MoELayer, machine: MachineSpec, tuning: Tuning) -> float:
+    """Return wave over interleaved time; kept, since a dragged slider asks for the same again."""
     wave, interleaved = analysis.predict_moe_map(
-        layer, picture.machine, picture.calibration, t.tile_m, t.tile_n, t.issue_depth, ORDERS,
-        t).total_s
+        layer, machine, calibration_of(machine, machine.n_sms), tuning.tile_m, tuning.tile_n,
+        tuning.issue_depth, ORDERS, tuning).total_s
     return float(wave / interleaved)
 
 
@@ -210,7 +213,7 @@ def order_map(plot: plots.OrderMap, picture: MoEPicture) -> list[Record]:
 def _told() -> dict[str, list[str]]:
     """Return what others measured as marks on the map."""
     found = [(str(row["model"]), _short(int(row["tokens_per_rank"])),
-              f"{row['wave_s'] / row['lag_s']:.2f}×", "waves over Linear-2 trailing Linear-1",
+              f"{row['wave_s'] / row['lag_s']:.2f}", "waves over Linear-2 trailing Linear-1",
               str(row["source"])) for row in catalog.table("h100_wave_lag")]
     for row in catalog.table("xstage_moe_stall"):
         name = next(name for name in SHAPES if name.startswith(str(row["model"])))
@@ -219,7 +222,7 @@ def _told() -> dict[str, list[str]]:
                       str(row["source"])))
     least = next(row for row in catalog.table("xstage_constants")
                  if row["quantity"] == "speedup_interleaved_min")
-    found.append((_LARGE, _XSTAGE, f"{least['value']:.2f}×",
+    found.append((_LARGE, _XSTAGE, f"{least['value']:.2f}",
                   f"slowest of {least['condition']}; tokens not known", str(least["source"])))
     where, setting, words, what, says = (list(each) for each in zip(*found, strict=True))
     return {"row": where, "setting": setting, "label": words, "quantity": what, "reason": says,

@@ -183,6 +183,7 @@ class OrderMap(Plot):
         self._write(fig, told, -0.18, -0.24, "left")
         marks = add_measured(fig, dodge("setting", -0.34, self._columns),
                              dodge("row", -0.24, self._rows), told)
+        marks.glyph.size = 6  # narrow cells must hold the words beside it
         add_hover(fig, [drawn], ("row", "setting", "speedup_ratio"), heading="PREDICTED")
         add_hover(fig, [shut], ("row", "setting", "reason"), heading="cannot run")
         add_hover(fig, [marks], list(told.data))
