@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 
 import pytest
 from test_command import printed, refused
 
+from xstage_lab import catalog, command_tune
 from xstage_lab.__main__ import main
+from xstage_lab.devices.base import Device
+from xstage_lab.devices.simulated import SimulatedDevice
+from xstage_lab.errors import InvalidValue
+from xstage_lab.spec import MachineSpec
 
 SMALL = {
     "fused-gemm": ("--m", "1024", "--n", "1280", "--k", "512"),
@@ -72,6 +78,31 @@ def test_a_second_search_measures_nothing_again(capsys: pytest.CaptureFixture[st
     assert lines
     assert all("from the run log" in line for line in lines)
     assert json.dumps(printed(capsys, *arguments)["best"]) == json.dumps(first["best"])
+
+
+@pytest.mark.parametrize("bulk", [True, False])
+def test_store_paths_of_kernels_are_compared(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, bulk: bool
+) -> None:
+    """On GPUs both store paths are calibrated and searched, one where the GPU has no other."""
+    machine = catalog.with_assumptions(catalog.machine("H100-SXM"))
+    asked: list[str] = []
+
+    def device_of(options: argparse.Namespace, machine: MachineSpec) -> Device:
+        asked.append(options.store_path)
+        if options.store_path == "bulk" and not bulk:
+            raise InvalidValue("store_path", "bulk", "registers")
+        return SimulatedDevice(machine)
+
+    monkeypatch.setattr(command_tune, "device_of", device_of)
+    monkeypatch.setattr(command_tune, "device_name", lambda _: ("cuda", ""))
+    monkeypatch.setattr(command_tune, "machine_of", lambda _: machine)
+    found = printed(capsys, "tune", *SMALL["fused-gemm"], "--depth", "2", "--budget", "3")
+    one = printed(capsys, "tune", *SMALL["fused-gemm"], "--depth", "2", "--budget", "3",
+                  "--store-path", "registers")
+    assert asked == ["registers", "bulk", "registers"]
+    assert found["n_candidates"] == (2 if bulk else 1) * one["n_candidates"]
+    assert found["best"]["store_path"] in command_tune.STORE_PATHS
 
 
 @pytest.mark.parametrize(("arguments", "said"), [

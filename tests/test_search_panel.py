@@ -10,7 +10,7 @@ import pytest
 from xstage_lab.lab import Tune
 from xstage_lab.lab.picture import Values
 from xstage_lab.record import Record
-from xstage_lab.runlog import RunLog
+from xstage_lab.runlog import Run, RunLog
 
 SMALL = {"m": 2048, "n": 2048, "k": 1024, "n_gpus": 4}
 
@@ -27,6 +27,12 @@ def opened() -> Iterator[Callable[..., Tune]]:
     yield make
     for panel in panels:
         panel.close()
+
+
+def _logged(k: int) -> list[Run]:
+    """Return the runs of the small shape with `k` that the log holds."""
+    return [run for run in RunLog().runs(workload="FusedGemm")
+            if SMALL | {"k": k} == {name: run.parameters[name] for name in SMALL}]
 
 
 def test_the_controls_show_the_best(opened: Callable[..., Tune]) -> None:
@@ -60,8 +66,7 @@ def test_points_arrive_in_the_figures(opened: Callable[..., Tune]) -> None:
     assert sorted(table["total_s"][drawn]) == pytest.approx(
         sorted(point.record.summary["total_s"] for point in stored))
     assert set(table["badge"][drawn]) == {"SIMULATED"}
-    logged = [run for run in RunLog().runs(workload="FusedGemm") if run.parameters["k"] == 768]
-    assert len(logged) == panel.answer.n_measured
+    assert len(_logged(768)) == panel.answer.n_measured
 
 
 def test_controls_under_a_hand_stay(opened: Callable[..., Tune]) -> None:
@@ -104,8 +109,7 @@ def test_stop_answers_with_what_there_is_and_another_press_goes_on(
     whole = opened(k=640)
     whole.find_best()
     assert whole.answer is not None
-    logged = [run for run in RunLog().runs(workload="FusedGemm") if run.parameters["k"] == 640]
-    assert len(logged) == whole.answer.n_measured
+    assert len(_logged(640)) == whole.answer.n_measured
 
 
 def test_a_search_without_anything_that_fits_says_why(opened: Callable[..., Tune]) -> None:

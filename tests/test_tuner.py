@@ -286,9 +286,15 @@ def test_what_a_device_refuses_is_no_candidate() -> None:
 
     device = Picky()
     answer = found(device=device, budget=5)
+    assert any(json.loads(asked)["stores"] == "local" for asked in device.asked)
     assert answer.best.choice.tuning.tile_m == 192
     assert answer.n_measured == len(device.asked)
-    assert any("tile_m" in reason for reason in answer.excluded)
+    assert answer.runner_up is not None
+    assert answer.runner_up.choice.tuning.tile_m == 192
+    assert sum(n for reason, n in answer.excluded.items() if "tile_m" in reason) > 0
+    assert answer.n_candidates < found(budget=0).n_candidates
+    with pytest.raises(Infeasible, match="runs none of the 11 configurations: tile_m = "):
+        found(device=device, space=dataclasses.replace(SMALL, tile_m=(64, 128)))
 
 
 @pytest.mark.parametrize(("options", "said"), [

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from xstage_lab.analysis.calibration import Calibration
-from xstage_lab.analysis.candidates import Candidates, Choice, Floats
+from xstage_lab.analysis.candidates import Candidates, Choice, Counts, Floats
 from xstage_lab.analysis.explanation import explain, fuse_words
 from xstage_lab.analysis.prediction import Prediction, predict
 from xstage_lab.record import Record
@@ -31,8 +31,8 @@ class Found(NamedTuple):
         By place among the candidates.
     local : (int, Record) or None
         Of the candidate that is best for compute-then-copy, with stores to its own memory.
-    refused : dict of str to int
-        Why the device did not run candidates, and how many.
+    refused : dict of int to str
+        Candidates that the device does not run, and why.
     expected_s : float array
         What the law says, corrected by how far off it was at the measured candidates near by.
     n_hopeful : int
@@ -41,7 +41,7 @@ class Found(NamedTuple):
 
     records: dict[int, Record]
     local: tuple[int, Record] | None
-    refused: dict[str, int]
+    refused: dict[int, str]
     expected_s: Floats
     n_hopeful: int
 
@@ -136,8 +136,10 @@ def answer(of: Candidates, machine: MachineSpec, calibrations: Mapping[str, Cali
     measured = measured_times(of, found.records)
     unknown = np.isnan(measured)
     time = np.where(unknown, found.expected_s, measured)
+    time[list(found.refused)] = np.inf
     preference = of.preference()
     order = np.lexsort((preference, time.round(15), unknown))  # measured ones first
+    order = order[:len(of) - len(found.refused)]
     tie = TIE_RATIO if found.records else NO_DIFFERENCE_RATIO
     near = (unknown == unknown[order[0]]) & (time <= (1 + tie) * time[order[0]])
     first = np.flatnonzero(near)[np.argmin(preference[near])]
@@ -156,7 +158,7 @@ def answer(of: Candidates, machine: MachineSpec, calibrations: Mapping[str, Cali
     second = outcome(int(others[0])) if others.size else None
     margin = math.nan if second is None else second.time_s / best.time_s - 1.0
     fused_s, unfused_s, copy_s, said = _unfused(of, machine, calibrations, found, best)
-    excluded = of.excluded | found.refused
+    excluded = of.excluded | Counter(found.refused.values())
     origin = {"predicted": best.prediction.provenance}
     if best.record is not None:
         origin["measured"] = best.record.provenance
@@ -164,11 +166,11 @@ def answer(of: Candidates, machine: MachineSpec, calibrations: Mapping[str, Cali
         best=best, runner_up=second, margin_ratio=margin,
         fuse_gain_ratio=unfused_s / fused_s - 1.0 if copy_s else math.nan,
         fuse=f"{fuse_words(fused_s, unfused_s, copy_s)}{said}",
-        explain=[_first(best, len(of), int(near.sum()) - 1, tie),
+        explain=[_first(best, order.size, int(near.sum()) - 1, tie),
                  explain(best.prediction)[0],
-                 *_second(best, second, margin), *_others(of, int(first)),
+                 *_second(best, second, margin), *_others(of, int(first), order),
                  *_left_out(excluded), *_searched(of, measured, found)],
-        n_measured=len(found.records) + (found.local is not None), n_candidates=len(of),
+        n_measured=len(found.records) + (found.local is not None), n_candidates=order.size,
         excluded=excluded, provenance=origin)
 
 
@@ -177,7 +179,8 @@ def _unfused(of: Candidates, machine: MachineSpec, calibrations: Mapping[str, Ca
     """Time of the best, of the best compute-then-copy and of its copy alone; and what they are."""
     copy_s = best.prediction.unfused["copy_s"]
     if found.local is None or best.record is None:
-        return best.predicted_s, float(of.unfused_s.min()), copy_s, " Both are PREDICTED."
+        unfused_s = np.delete(of.unfused_s, list(found.refused)).min()
+        return best.predicted_s, float(unfused_s), copy_s, " Both are PREDICTED."
     i, record = found.local
     choice = of.choice(i)
     copy = predict(choice.workload, machine, calibrations[choice.store_path],
@@ -213,10 +216,10 @@ def _second(best: Outcome, second: Outcome | None, margin: float) -> list[str]:
             regime != best.prediction.regime else f" and {regime} too.")]
 
 
-def _others(of: Candidates, best: int) -> list[str]:
-    if len(of) < 2:
+def _others(of: Candidates, best: int, order: Counts) -> list[str]:
+    others = order[order != best]
+    if not others.size:
         return []
-    others = np.delete(np.arange(len(of)), best)
     counts = Counter(of.regime[others].tolist()).most_common()
     half = float(np.median(of.total_s[others])) / float(of.total_s[best])
     return [f"The others: {', '.join(f'{n:,} {name}' for name, n in counts)}; half of them take "
@@ -232,7 +235,7 @@ def _searched(of: Candidates, measured: Floats, found: Found) -> list[str]:
     if not known:
         return ["Nothing was measured: the law alone says so."]
     error = np.abs(of.total_s[known] / measured[known] - 1.0)
-    rest = ("" if len(known) == len(of) else
+    rest = ("" if len(known) + len(found.refused) == len(of) else
             f"; {found.n_hopeful:,} of the others might still be faster by the law's error, and a "
             "larger budget would tell." if found.n_hopeful else
             "; none of the others is expected to be faster.")

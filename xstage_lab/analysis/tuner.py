@@ -7,9 +7,9 @@ predicted), and the candidate with the largest expected gain over the best so fa
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, NamedTuple
 
@@ -154,6 +154,9 @@ def search(
     made = _Search(of, machine, devices, int(budget), seed, log, stop or (lambda: False))
     if devices and budget:
         yield from made.run()
+        if len(made.refused) == len(of):
+            raise Infeasible(f"the device runs none of the {len(of):,} configurations: "
+                             f"{made.refused[0]}")
     return answer(of, machine, calibrations, made.found())
 
 
@@ -171,7 +174,7 @@ class _Search:
         self.open = np.ones(len(of), bool)  # may still be measured
         self.records: dict[int, Record] = {}
         self.local: tuple[int, Record] | None = None
-        self.refused: Counter[str] = Counter()
+        self.refused: dict[int, str] = {}
         self.logged = {path: _logged(log, each, seed) for path, each in devices.items()}
 
     def run(self) -> Generator[Trial, None, None]:
@@ -183,22 +186,29 @@ class _Search:
             if chosen is None:
                 break
             self.open[chosen] = False
-            trial = self.measure(self.of.choice(chosen))
+            try:
+                trial = self.measure(self.of.choice(chosen))
+            except REFUSALS as error:
+                self.refused[chosen] = str(error)
+                continue
             if trial is not None:
                 self.records[chosen] = trial.record
                 yield trial
-        if copies and 0 < len(self.records) < self.budget and not self.stop():
-            chosen = int(np.lexsort((self.preference, self.of.unfused_s.round(12)))[0])
-            trial = self.measure(self.of.choice(chosen), "local")
-            if trial is not None:
-                self.local = chosen, trial.record
-                yield trial
+        if not copies or not 0 < len(self.records) < self.budget:
+            return
+        for chosen in np.lexsort((self.preference, self.of.unfused_s.round(12))).tolist():
+            with contextlib.suppress(*REFUSALS):
+                trial = None if self.stop() else self.measure(self.of.choice(chosen), "local")
+                if trial is not None:
+                    self.local = chosen, trial.record
+                    yield trial
+                return
 
     def found(self) -> Found:
         """Return what was found so far."""
         expected = np.exp(self.expected()[0])
         hopeful = self.hopes()[1] if self.records else self.open
-        return Found(self.records, self.local, dict(self.refused), expected, int(np.sum(hopeful)))
+        return Found(self.records, self.local, self.refused, expected, int(np.sum(hopeful)))
 
     def next(self) -> int | None:
         """Return the candidate to measure next, or None where it is not worth while.
@@ -240,20 +250,17 @@ class _Search:
         return predicted + mean, share * max(size, LEAST_ERROR_RATIO)
 
     def measure(self, choice: Choice, stores: str = "remote") -> Trial | None:
-        """Measure a candidate or take it from the log; None where refused or stopped."""
+        """Measure a candidate or take it from the log; None where stopped."""
         device = self.devices[choice.store_path]
         n = len(self.records) + 1
-        try:
-            program = build(choice.workload, self.machine, choice.tuning, stores)
-            known = self.logged[choice.store_path].get(_key(program.parameters()))
-            if known is not None and self.log is not None:
-                record = as_logged(known, self.log.record(known.id))
-                return Trial(choice, record, n, self.budget, True)
-            for record in experiment.run(device, [program], seed=self.seed, log=self.log,
-                                         stop=self.stop):
-                return Trial(choice, record, n, self.budget, False)
-        except REFUSALS as error:
-            self.refused[str(error)] += 1
+        program = build(choice.workload, self.machine, choice.tuning, stores)
+        known = self.logged[choice.store_path].get(_key(program.parameters()))
+        if known is not None and self.log is not None:
+            record = as_logged(known, self.log.record(known.id))
+            return Trial(choice, record, n, self.budget, True)
+        for record in experiment.run(device, [program], seed=self.seed, log=self.log,
+                                     stop=self.stop):
+            return Trial(choice, record, n, self.budget, False)
         return None
 
 
