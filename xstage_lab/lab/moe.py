@@ -34,7 +34,6 @@ from xstage_lab.spec.moe import ORDERS
 
 _LAYER = ("tokens", *SHAPE, "n_gpus", "dtype", "order", "min_lead_rows", "wave_experts")
 _TUNING = ("tile_m", "tile_n", "tile_k", "issue_depth", "n_stages")
-_OTHER = "other"
 
 
 class MoESchedule(Panel):
@@ -77,7 +76,8 @@ class MoESchedule(Panel):
         }
         show_published(machine)
         machine["machine"].observe(lambda _: show_published(machine), names="value")
-        self.shape = controls.choice("shape", "model", _OTHER, [*SHAPES, _OTHER])
+        self.shape = controls.choice("shape", "model", controls.OTHER,
+                                     [*SHAPES, controls.OTHER])
         super().__init__(
             Controls(**made),
             [section("layer"), self.shape,
@@ -94,9 +94,7 @@ class MoESchedule(Panel):
              "Map": Tab(plots.OrderMap(), draw.order_map),
              "Times": Tab(plots.OrderTimes(), draw.times)},
             settings)
-        self._name_shape()
-        self.shape.observe(self._choose_shape, names="value")
-        self.controls.observe(self._name_shape)
+        controls.tie_names(self.shape, self.controls, SHAPES)
 
     def picture(self, values: Values) -> MoEPicture:
         """Predict both orders of the layer of `values`."""
@@ -179,15 +177,6 @@ class MoESchedule(Panel):
         for name, taken in (("min_lead_rows", schedule.lead_rows),
                             ("wave_experts", schedule.wave_experts)):
             self.controls[name].placeholder = f"{taken(automatic, tuning, n_sms)}, automatic"
-
-    def _choose_shape(self, change: Any) -> None:
-        if change["new"] != _OTHER:
-            self.controls.set(**SHAPES[change["new"]])
-
-    def _name_shape(self, _change: object = None) -> None:
-        """Show the name of the shape in the fields."""
-        fields = {name: self.controls[name].value for name in SHAPE}
-        self.shape.value = next((name for name, shape in SHAPES.items() if shape == fields), _OTHER)
 
 
 def _layer_controls(rows_given: bool) -> dict[str, w.Widget]:

@@ -42,7 +42,6 @@ SHAPES: dict[str, Values] = {
     "4096 × 16384 × 8192": {"m": 4096, "n": 16384, "k": 8192},
     **{f"GEMM + RS, K = {k}": _PUBLISHED | {"k": k} for k in (512, 1024, 2048, 4096, 8192)},
 }
-_OTHER = "other"
 
 
 class Tune(SearchingPanel):
@@ -80,7 +79,8 @@ class Tune(SearchingPanel):
         #: Compute times measured with stores off, by what they depend on.
         self.t_mma_s: dict[tuple[Any, ...], float] = {}
         self._comparisons: list[tuple[analysis.Comparison, str]] = []
-        self.shape = controls.choice("shape", "shape", _OTHER, [*SHAPES, _OTHER])
+        self.shape = controls.choice("shape", "shape", controls.OTHER,
+                                     [*SHAPES, controls.OTHER])
         super().__init__(
             Controls(**made),
             [section("tile and staging"), *(made[name] for name in _TUNING),
@@ -94,9 +94,7 @@ class Tune(SearchingPanel):
              "Residuals": Tab(plots.Residuals(), draw.residuals),
              "Published": Tab(plots.GemmReduceScatter(), draw.published)},
             settings)
-        self._name_shape()
-        self.shape.observe(self._choose_shape, names="value")
-        self.controls.observe(self._name_shape)
+        controls.tie_names(self.shape, self.controls, SHAPES)
 
     def picture(self, values: Values) -> TunePicture:
         """Predict the fused GEMM of `values`."""
@@ -187,16 +185,6 @@ class Tune(SearchingPanel):
         found = self.picture(values)
         if found.comparison is not None:
             self._comparisons.append((found.comparison, found.label()))
-
-    def _choose_shape(self, change: Any) -> None:
-        if change["new"] != _OTHER:
-            self.controls.set(**SHAPES[change["new"]])
-
-    def _name_shape(self, _change: object = None) -> None:
-        """Show the name of the shape in the fields."""
-        fields = {name: self.controls[name].value for name in _GEMM}
-        named = (name for name, shape in SHAPES.items() if shape.items() <= fields.items())
-        self.shape.value = next(named, _OTHER)
 
 
 def _compute_key(values: Values) -> tuple[Any, ...]:
