@@ -121,10 +121,10 @@ def search(
     space : Space, optional
         `Space.of` the workload and the machine if left out.
     budget : int, optional
-        Measurements at most, 5 % of the candidates if left out; one for each candidate and one
-        more measures everything. One of them is compute-then-copy's compute.
+        Measurements at most, 5 % of the candidates if left out; one for each measures them all.
+        One of them is compute-then-copy's compute.
     device : Device, or mapping of str to Device, optional
-        By store path where calibrations are; without one the answer is PREDICTED.
+        As calibrations are; without one the answer is PREDICTED.
     smem_limit_bytes : float
         Shared memory of a CTA that is allowed, besides what the machine allows (bytes).
     max_sms : int, optional
@@ -140,7 +140,7 @@ def search(
     Infeasible
         If nothing in the space can run, saying which limit excludes how many.
     XStageError
-        If an argument is out of range, or whatever the device or the log raises.
+        If an argument is out of range; whatever the device or the log raises.
     """
     calibrations = calibration if isinstance(calibration, Mapping) else {"": calibration}
     devices = device if isinstance(device, Mapping) else {"": device} if device else {}
@@ -154,9 +154,6 @@ def search(
     made = _Search(of, machine, devices, int(budget), seed, log, stop or (lambda: False))
     if devices and budget:
         yield from made.run()
-        if len(made.refused) == len(of):
-            raise Infeasible(f"the device runs none of the {len(of):,} configurations: "
-                             f"{made.refused[0]}")
     return answer(of, machine, calibrations, made.found())
 
 
@@ -205,7 +202,10 @@ class _Search:
                 return
 
     def found(self) -> Found:
-        """Return what was found so far."""
+        """Return what was found so far; raises where the device runs nothing of it."""
+        if len(self.refused) == len(self.of):
+            raise Infeasible(f"the device runs none of the {len(self.of):,} configurations: "
+                             f"{self.refused[0]}")
         expected = np.exp(self.expected()[0])
         hopeful = self.hopes()[1] if self.records else self.open
         return Found(self.records, self.local, self.refused, expected, int(np.sum(hopeful)))
