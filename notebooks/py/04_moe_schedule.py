@@ -45,7 +45,7 @@ MoESchedule(machine="B200-SXM", tokens=2048, wave_experts=16)
 # ## A published kernel in two orders
 #
 # DeepGEMM's PR 88 timed one FP8 kernel on eight H100 in both orders. *Sweep* replays it beside the
-# prediction. The store path alone explains little of the reported 1.08 to 1.47: its author's
+# prediction. The store path alone explains little of the 1.07 to 1.45 measured: its author's
 # reading is that in waves the combine starts while the dispatch still uses the same egress, which
 # is not in this model; `python -m xstage_lab paper --table wave-lag` tests that reading.
 
