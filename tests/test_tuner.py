@@ -113,6 +113,14 @@ def test_a_budget_for_everything_is_exhaustive_search(destinations: str) -> None
     assert answer.margin_ratio == pytest.approx(min(slower) / answer.best.measured_s - 1)
 
 
+def test_a_measurement_for_each_leaves_none_out() -> None:
+    """As many measurements as candidates go to the candidates, none to compute-then-copy."""
+    device = Counted()
+    answer = found(budget=found(budget=0).n_candidates, device=device)
+    assert answer.n_measured == answer.n_candidates == len(set(device.asked))
+    assert all(json.loads(asked)["stores"] == "remote" for asked in device.asked)
+
+
 def test_measuring_corrects_the_law() -> None:
     """A law that is wrong in the same way all over still leads to the fastest of the space."""
     times = every_time(GEMM, SMALL)

@@ -177,7 +177,7 @@ class _Search:
     def run(self) -> Generator[Trial, None, None]:
         """Measure until nobody is expected to be faster, or the budget is spent."""
         copies = self.of.choice(0).workload.n_gpus > 1
-        kept = 1 if copies and 3 <= self.budget <= len(self.of) else 0  # for compute-then-copy
+        kept = 1 if copies and 3 <= self.budget < len(self.of) else 0  # for compute-then-copy
         while len(self.records) < self.budget - kept and not self.stop():
             chosen = self.next()
             if chosen is None:
