@@ -15,7 +15,11 @@ def measure() -> list[Figure]:
             *_stall_forms(worked_out("moe-stall-forms")),
             *_stall_simulated(worked_out("moe-stall-simulated")),
             *_attention(worked_out("attention")), *_sweeps(worked_out("store-sweeps")),
-            *_gemm(worked_out("gemm-rs")), *_messages(worked_out("issue-completion"))]
+            *_gemm(worked_out("gemm-rs")), *_messages(worked_out("issue-completion")),
+            *_attention_tiles(worked_out("attention-simulated")),
+            *_turnover(worked_out("ulysses-turnover")), *_wave_lag(worked_out("wave-lag")),
+            *_mega_moe(worked_out("mega-moe")), *_spans(worked_out("moe-spans")),
+            *_grid(worked_out("grid"))]
 
 
 def _percent(what: str, ratio: float, asked: float = WITHIN_ASKED, note: str = "") -> Figure:
@@ -91,3 +95,58 @@ def _messages(table: Table) -> list[Figure]:
     machines = dict.fromkeys(str(row["machine"]) for row in table.rows)
     return [_percent(f"issue time of one warp's messages, {machine}, worst",
                      table.summary[f"worst_{machine}_law_error_ratio"]) for machine in machines]
+
+
+def _attention_tiles(table: Table) -> list[Figure]:
+    return [_percent(f"attention tile by tile, fused time, {form}, worst",
+                     table.summary[f"worst_{form}_fused_error_ratio"],
+                     note="attention alone, most of that time, is given; shape ASSUMED")
+            for form in ("law", "simulated")]
+
+
+def _turnover(table: Table) -> list[Figure]:
+    return [Figure(what="FLUX.1 over 1 to 8 GPUs, gains and losses as reported",
+                   value=table.summary["n_told_as_reported"], asked=table.summary["n_told"],
+                   at_least=True, unit="steps", note="the loss at 8 GPUs does not come out")]
+
+
+def _wave_lag(table: Table) -> list[Figure]:
+    """Return the shares of the measured gain that are explained; all of it is what one asks."""
+    said = {"law": "the store path, by the law", "simulated": "the store path, simulated",
+            "simulated_dispatch": "path and dispatch, simulated",
+            "simulated_dispatch_late": "path and a lag beyond the dispatch, simulated"}
+    return [Figure(what=f"gain of a lag on H100 explained by {words}, median",
+                   value=100 * table.summary[f"{form}_median_explained_ratio"], asked=100.0,
+                   at_least=True, unit="%",
+                   note=f"{table.summary[f'{form}_most_explained_ratio']:.0%} at most")
+            for form, words in said.items()]
+
+
+def _mega_moe(table: Table) -> list[Figure]:
+    found = table.summary
+    return [
+        Figure(what="Mega MoE, FLOP rates reproduced to rounding",
+               value=found["n_flop_rates_reproduced"], asked=len(table.rows), at_least=True,
+               unit="rows"),
+        _percent("Mega MoE, many tokens, time by the law, median",
+                 found["median_law_many_tokens_error_ratio"],
+                 note="compute at the measured FP8 GEMM rate, which the kernel does not reach"),
+        _percent("Mega MoE, all rows, time by the law, worst", found["worst_law_error_ratio"],
+                 note="at one token fixed costs that are not modelled")]
+
+
+def _spans(table: Table) -> list[Figure]:
+    found = table.summary
+    asked = 1e6 * found["median_published_form_wait_error_s"]
+    return [Figure(what=f"stalls of MoE models, tiles of 192 x 128, {words}, median error",
+                   value=1e6 * found[f"median_{form}_wait_error_s"], asked=asked, unit="us",
+                   note="the published form's is asked")
+            for form, words in (("law", "V/R - t_mma"), ("one_wave", "simulated in one wave"))]
+
+
+def _grid(table: Table) -> list[Figure]:
+    found = table.summary
+    return [_percent(f"interleaving's speed-up over 84 layers, geometric mean, {form}",
+                     found[f"{form}_geomean_error_ratio"],
+                     note=f"{found['n_gaining']:.0f} layers gain, {found['n_losing']:.0f} lose; "
+                          "skew, lengths and waves ASSUMED") for form in ("law", "simulated")]
