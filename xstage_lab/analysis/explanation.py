@@ -32,6 +32,15 @@ def unsure_words(prediction: Prediction) -> list[str]:
     return [f"ASSUMED, not measured: {names}{band}."]
 
 
+def _regime(prediction: Prediction) -> str:
+    """Regime and margin; times over the next bound where that says more than a share."""
+    margin = prediction.margin_ratio
+    name = prediction.regime.capitalize()
+    if not math.isfinite(margin):  # nothing else takes any time
+        return name
+    return f"{name} by {margin:.0%}" if margin < 10 else f"{name} by a factor of {1 + margin:.3g}"
+
+
 def _bursts(prediction: Prediction) -> list[str]:
     t = prediction.terms
     drain, free, gap = t["drain_s"], t["issue_free_s"], t["gap_s"]
@@ -69,23 +78,23 @@ def _tiles(prediction: Prediction) -> list[str]:
     if prediction.regime == "drain-bound":
         exposed = prediction.summary["accepted_s"] - t["compute_bound_s"]
         sentences += [
-            f"Drain-bound by {prediction.margin_ratio:.0%}: {pace}; the link is the bottleneck "
+            f"{_regime(prediction)}: {pace}; the link is the bottleneck "
             f"and {text('_s', max(exposed, 0.0))} of communication stay exposed.",
             _drain_remedy(prediction, drain, chain)]
     elif prediction.regime == "capacity-bound":
         sentences += [
-            f"Capacity-bound by {prediction.margin_ratio:.0%}: {pace}; the path keeps up on "
+            f"{_regime(prediction)}: {pace}; the path keeps up on "
             f"average, but the last wave stores more than the "
             f"{text('_bytes', t['capacity_bytes'])} it holds.",
             "Smaller tiles, or an order that spreads the last stores, would shorten the end."]
     elif prediction.regime == "issue-bound":
         sentences += [
-            f"Issue-bound by {prediction.margin_ratio:.0%}: {pace}; the SM's own store rate is "
+            f"{_regime(prediction)}: {pace}; the SM's own store rate is "
             "the bottleneck.",
             "More store warps or bulk copies (a higher rate per SM), or a tile with more "
             "compute per output byte, would help; a faster link would not."]
     else:
-        sentences.append(f"Compute-bound by {prediction.margin_ratio:.0%}: {pace}; the stores "
+        sentences.append(f"{_regime(prediction)}: {pace}; the stores "
                          "hide behind the MMA.")
         if serial and issue > 0.02 * mma:
             sentences.append(f"Depth 1 adds the issue to every tile: depth 2 would save about "
@@ -97,7 +106,7 @@ def _tiles(prediction: Prediction) -> list[str]:
 def _attention(prediction: Prediction) -> list[str]:
     t, given, total = prediction.terms, prediction.parameters, prediction.summary["total_s"]
     sentences = [
-        f"{prediction.regime.capitalize()} by {prediction.margin_ratio:.0%}: {given['tile_m']} "
+        f"{_regime(prediction)}: {given['tile_m']} "
         f"queries loop over {given['sequence']} keys for {text('_s', t['t_mma_s'])}, then store "
         f"{text('_bytes', t['tile_bytes'])} in {text('_s', t['issue_free_s'])}; "
         f"{t['n_tiles']:.0f} tiles on {t['n_compute_sms']:.0f} SMs leave {t['idle_ratio']:.0%} of "
@@ -157,7 +166,7 @@ def _moe(prediction: Prediction) -> list[str]:
     pace = (f"a tile of Linear-1 computes in {text('_s', t['t_mma_1_s'])}, one of Linear-2 in "
             f"{text('_s', t['t_mma_2_s'])}, and a round of Linear-2 on all SMs drains in "
             f"{text('_s', t['drain_s'])}")
-    margin = f"{prediction.regime.capitalize()} by {prediction.margin_ratio:.0%}"
+    margin = _regime(prediction)
     if prediction.regime == "drain-bound":
         head = (f"{margin}: {pace}; the {text('_bytes', t['remote_bytes'])} that a GPU sends are "
                 "the bottleneck, and no order of tiles changes that.")
@@ -168,7 +177,6 @@ def _moe(prediction: Prediction) -> list[str]:
     elif prediction.regime == "issue-bound":
         head = f"{margin}: {pace}; the SM's own store rate is the bottleneck."
     else:
-        margin = margin if math.isfinite(prediction.margin_ratio) else "Compute-bound"
         end = "the stores hide behind the MMA" if t["remote_bytes"] else "nothing leaves the GPU"
         head = f"{margin}: {pace}; {end}."
     return [head, *_uneven(t), _other_order(prediction), _fuse(prediction, total)]
