@@ -192,6 +192,26 @@ def test_a_slow_link_bounds_a_short_sequence() -> None:
     assert predict(few, MACHINE, slow_sm, TUNING).regime == "issue-bound"
 
 
+@pytest.mark.parametrize(("mode", "n_comm_sms", "link", "regime"), [
+    ("fused", 4, {}, "compute-bound"),
+    ("dedicated", 8, {}, "compute-bound"),
+    ("serial", 4, {}, "compute-bound"),
+    ("fused", 4, {"egress_bytes_per_s": 2e9}, "drain-bound"),
+    ("dedicated", 4, {"egress_bytes_per_s": 2e9}, "drain-bound"),
+    ("serial", 4, {"egress_bytes_per_s": 2e9}, "drain-bound"),
+    ("dedicated", 1, {"per_sm_bytes_per_s": 1e9}, "issue-bound"),
+])
+def test_law_and_record_name_the_same_regime(mode: str, n_comm_sms: int, link: dict[str, float],
+                                             regime: str) -> None:
+    """What bounds a run is what its record's own shares say, also where other tasks send."""
+    machine = machine_of(n_sms=24, **link)
+    attention = UlyssesAttention(sequence=4096, heads=64, n_gpus=8, mode=mode,
+                                 n_comm_sms=n_comm_sms)
+    record = SimulatedDevice(machine).measure(build(attention, machine, TUNING))
+    found = compare(predict(attention, machine, published(machine), TUNING), record)
+    assert (found.regime, found.regime_measured) == (regime, regime)
+
+
 @given(n_sms=st.integers(1, 40), heads=st.integers(1, 6), rows=st.integers(1, 40))
 def test_partial_waves_count_whole(n_sms: int, heads: int, rows: int) -> None:
     """Equal query tiles on K SMs take as long as ceil(tiles / K) of them."""

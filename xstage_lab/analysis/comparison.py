@@ -112,11 +112,14 @@ def measured_regime(record: Record, issue_free_s: float | None = None) -> str:
     calibration, or the shortest of the record. Where the MMA role hardly ever waits for a slot
     (for bursts and at depth 1: spans are hardly blocked) the run is compute- or issue-bound by
     what takes longer. Else the path blocks it: drain-bound, or capacity-bound if the path still
-    runs empty in the second half of the run.
+    runs empty in the second half of the run. Where tasks of their own send what tiles left, what
+    counts is how long they go on after the last tile.
     """
     tiles = record.tiles
     if tiles is None:
         return ""
+    if record.parameters.get("mode") in ("dedicated", "serial"):
+        return _regime_of_senders(tiles, issue_free_s)
     storing = tiles[tiles["store_bytes"] > 0]
     mma = float((tiles["mma_end_s"] - tiles["mma_start_s"]).sum())
     if not storing.size:
@@ -140,6 +143,25 @@ def measured_regime(record: Record, issue_free_s: float | None = None) -> str:
         return "issue-bound"
     alone = storing.size <= len(lanes(storing))
     return "capacity-bound" if alone or _path_runs_empty(record) else "drain-bound"
+
+
+def _regime_of_senders(tiles: Tiles, issue_free_s: float | None) -> str:
+    """Name the regime where some tasks compute and others send.
+
+    Those beside the tiles should end with them, those after take as long as the tiles at most.
+    """
+    computes = tiles["mma_end_s"] > tiles["mma_start_s"]
+    sends = tiles[~computes & (tiles["store_bytes"] > 0)]
+    computed_s = float(tiles["issue_end_s"][computes].max())
+    rest_s = float(tiles["issue_end_s"].max()) - computed_s
+    if not sends.size:
+        return "compute-bound"
+    beside = float(sends["issue_start_s"].min()) < computed_s
+    if rest_s <= (NEGLIGIBLE_SHARE * computed_s if beside else computed_s):
+        return "compute-bound"
+    span = float((sends["issue_end_s"] - sends["issue_start_s"]).sum())
+    free = math.inf if issue_free_s is None else issue_free_s * sends.size
+    return "drain-bound" if span > (1 + NEGLIGIBLE_BLOCKED_SHARE) * free else "issue-bound"
 
 
 def _blocked_at_the_end(storing: Tiles, blocked: NDArray[np.float64]) -> bool:

@@ -89,9 +89,9 @@ def gpu_counts(picture: UlyssesPicture) -> list[Values]:
     return [{"n_gpus": n} for n in counts]
 
 
-def sequences(_picture: UlyssesPicture) -> list[Values]:
-    """Return sequence lengths to compare."""
-    return [{"sequence": n} for n in SEQUENCES]
+def sequences(picture: UlyssesPicture) -> list[Values]:
+    """Return sequence lengths to compare, the one of these settings among them."""
+    return [{"sequence": n} for n in sorted({*SEQUENCES, picture.attention.sequence})]
 
 
 def modes(plot: plots.ModeTimes, picture: UlyssesPicture) -> list[Record]:
