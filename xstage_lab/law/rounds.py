@@ -7,6 +7,7 @@ store path adds is a recurrence over rounds. Pure functions over arrays.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -68,7 +69,7 @@ def critical_path(pieces: Pieces, n_sms: int, compute_s: ArrayLike, issue_s: Arr
     mean_computed, mean_accepted, spread = np.zeros((3, n_rounds))
     computed, accepted = np.zeros(n_sms), np.zeros((issue_depth, n_sms))  # of the last D rounds
     full = [0.0] * (int(pieces.signals.max(initial=-1)) + 1)
-    waits = 0.0
+    waits, maximum, add = 0.0, np.maximum, np.add  # looked up once: this loop is what takes time
     last = np.append(np.diff(pieces.round) > 0, True)
     columns = (pieces.first_sm, pieces.n_tiles, pieces.round, pieces.signals, pieces.waits_for,
                *floats(compute_s, issue_s), last)
@@ -77,22 +78,27 @@ def critical_path(pieces: Pieces, n_sms: int, compute_s: ArrayLike, issue_s: Arr
         mine, slot = computed[sm:sm + n], accepted[at % issue_depth, sm:sm + n]
         before = accepted[(at - 1) % issue_depth, sm:sm + n]
         if needed >= 0:
-            np.maximum(mine, full[needed], out=mine)
-        waits += float(np.maximum(slot - mine, 0.0).sum())
-        np.maximum(mine, slot, out=mine)
+            maximum(mine, full[needed], out=mine)
+        waits -= add.reduce(mine)
+        maximum(mine, slot, out=mine)
+        waits += add.reduce(mine)
         mine += compute
-        np.maximum(mine, before, out=slot)
+        maximum(mine, before, out=slot)
         slot += issue
         if raised >= 0:
-            full[raised] = max(full[raised], float(slot.max()))
+            full[raised] = max(full[raised], maximum.reduce(slot))
         if ends:
             idle = slice(sm + n, None)  # SMs without a tile in the last round
-            np.maximum(computed[idle], accepted[at % issue_depth, idle], out=computed[idle])
-            latest = accepted.max(axis=0)
-            mean_computed[at], mean_accepted[at] = computed.mean(), latest.mean()
-            spread[at] = FULL_WIDTH * latest.std()
+            maximum(computed[idle], accepted[at % issue_depth, idle], out=computed[idle])
+            maximum(accepted[at % issue_depth, idle], accepted[:, idle].max(axis=0),
+                    out=accepted[at % issue_depth, idle])
+            ended = accepted[at % issue_depth]
+            mean_computed[at] = add.reduce(computed) / n_sms
+            mean_accepted[at] = add.reduce(ended) / n_sms
+            spread[at] = FULL_WIDTH * math.sqrt(
+                max(ended @ ended / n_sms - mean_accepted[at] ** 2, 0.0))
     return SchedulePath(float(accepted.max(initial=0.0)), mean_computed, mean_accepted, spread,
-                        waits / n_sms)
+                        float(waits) / n_sms)
 
 
 class RoundRun(NamedTuple):
