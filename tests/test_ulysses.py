@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import JUNK, MIB, log_floats, machine_of
 
-from xstage_lab import catalog, law
+from xstage_lab import catalog, law, trace
 from xstage_lab.__main__ import main
 from xstage_lab.analysis import (
     Calibration,
@@ -360,6 +360,23 @@ def test_tasks_that_only_send_are_no_tiles() -> None:
     program = build(dataclasses.replace(base, mode="dedicated"), MACHINE, TUNING)
     kinds = program.tasks[0]["kind"][records["dedicated"].tiles["row"]]
     assert np.isin(kinds, (COPY, NOTHING)).any()
+    idle = records["dedicated"].tiles[kinds == NOTHING]
+    assert (idle["mma_end_s"] == idle["mma_start_s"]).all()
+    assert (idle["slot_wait_s"] == 0).all()
+
+
+def test_a_trace_shows_what_sending_sms_do() -> None:
+    """An SM that only sends has its stores in the trace, and neither MMA nor empty spans."""
+    attention = UlyssesAttention(sequence=1024, heads=8, n_gpus=2, mode="dedicated", n_comm_sms=4)
+    record = SimulatedDevice(MACHINE).measure(build(attention, MACHINE, TUNING))
+    spans = [event for event in trace.events(record) if event["ph"] == "X"]
+    names = {event["tid"]: event["args"]["name"] for event in trace.events(record)
+             if event["name"] == "thread_name"}
+    sending = [event for event in spans if int(names[event["tid"]].split()[1]) >= 20]
+    assert {event["cat"] for event in sending} <= {"issue", "stall"}
+    assert sum(event["args"]["store_bytes"] for event in sending if event["cat"] == "issue") == (
+        build(attention, MACHINE, TUNING).remote_bytes(0))
+    assert min(event["dur"] for event in spans) > 0
 
 
 # What cannot be.

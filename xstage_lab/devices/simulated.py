@@ -17,7 +17,7 @@ from xstage_lab.devices.base import Capabilities, figures_digest
 from xstage_lab.devices.weight_cache import missed_bytes
 from xstage_lab.errors import UnknownFact, XStageError, require_number
 from xstage_lab.record import TILE, Record, Tiles, provenance, summarize
-from xstage_lab.schedule import Program, Tasks
+from xstage_lab.schedule import NOTHING, Program, Tasks
 from xstage_lab.spec import BurstTrain, MachineSpec, MoELayer, UlyssesAttention
 
 _NEEDED = ("egress_bytes_per_s", "ingress_bytes_per_s", "per_sm_bytes_per_s", "issue_latency_s",
@@ -276,5 +276,6 @@ def _tiles(program: Program, state: store_path.State) -> Tiles:
         for name in ("mma_start_s", "mma_end_s", "issue_start_s", "issue_end_s", "arrived_s",
                      "slot_wait_s"):
             tiles[name] = rows[name]
+        tiles["slot_wait_s"][program.tasks[like]["kind"] == NOTHING] = 0.0  # it needs none
         parts.append(tiles)
     return np.concatenate(parts)

@@ -1,6 +1,6 @@
 """The Burst-Gap law: bursts (`bursts`), staged tiles (`tiles`), rounds of unequal ones (`rounds`).
 
-`locality` says which weights a tile order finds in L2.
+`locality` says which weights a tile order finds in L2; `queues` takes any tiles, one by one.
 """
 
 from xstage_lab.law.bursts import (
