@@ -86,6 +86,16 @@ def test_a_table_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == ["moe-stall", "moe-stall-left-out"]
 
 
+def test_a_table_of_simulated_runs_is_not_called_recorded() -> None:
+    """Where nothing was published no badge says RECORDED; where nothing is simulated, none that."""
+    made = Paper("moe-stall-simulated")
+    assert "RECORDED" not in made.badges.value
+    assert "SIMULATED" in made.badges.value
+    made.chooser.value = "moe-stall"
+    assert "RECORDED" in made.badges.value
+    assert "SIMULATED" not in made.badges.value
+
+
 def test_a_table_of_no_name_is_refused() -> None:
     """An unknown table is answered with the nearest names."""
     with pytest.raises(UnknownName, match="mega-moe"):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from textwrap import shorten
 from typing import Any
 
 import ipywidgets as w
@@ -18,11 +19,12 @@ from xstage_lab.lab.live_figure import LiveFigure, load_bokehjs
 from xstage_lab.lab.strip import button
 from xstage_lab.paper import TABLES, worked_out
 from xstage_lab.paper.table import CELL_DIGITS, Compared, Table, printed, row_name
-from xstage_lab.plots.paper import AgainstPublished
+from xstage_lab.plots.paper import MIXED, AgainstPublished
 from xstage_lab.record import provenance
 from xstage_lab.units import display, text
 
 LOG_FROM = 20.0  # largest over smallest value from which on axes are logarithmic
+MOST_SOURCE = 90  # letters of a source that fit under a figure's title
 _ROWS = """<style>
 .xstage-rows th { position: sticky; top: 0; white-space: normal; vertical-align: bottom;
   background: var(--jp-layout-color1, #fff); }
@@ -110,10 +112,8 @@ class Paper(w.VBox):
         for part in (self.figure, self.rows, self.words):
             part.remove_class("xstage-stale")
         self.message.value = style.note(f"{table.title}.")
-        self.badges.value = style.badge_line([
-            ("RECORDED", table.source), ("PREDICTED", "columns `law`"),
-            ("SIMULATED", "columns `simulated`")])
         columns, cells = printed(table)
+        self.badges.value = style.badge_line(_origins(table, columns))
         self.rows.value = style.table([name.replace("_", " ") for name in columns], cells)
         self.words.value = style.words([
             *(f"Taken from published numbers: {name}, from {rows}."
@@ -179,8 +179,9 @@ class Paper(w.VBox):
 def _figure_of(table: Table, compared: Compared) -> AgainstPublished:
     """Draw one quantity of a table."""
     shown, forms = display(compared.published), {}
+    unit = shown.unit or ("times" if "speedup" in compared.published else MIXED)
     published = _column(table, compared.published) * shown.scale
-    for column in compared.predicted:
+    for column in sorted(compared.predicted, key=_is_simulated):  # hollow ones on top
         predicted = _column(table, column) * shown.scale
         known = np.isfinite(published) & np.isfinite(predicted)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -192,16 +193,30 @@ def _figure_of(table: Table, compared: Compared) -> AgainstPublished:
     values = np.concatenate([of[name] for of in forms.values()
                              for name in ("published", "predicted")])
     plot = AgainstPublished(
-        table.title, _words(compared.published), shown.unit, list(forms),
+        table.title, _words(compared.published), unit, list(forms),
         logarithmic=bool(values.min() > 0 and values.max() > LOG_FROM * values.min()),
         difference=compared.difference)
-    plot.update(forms, badges=f"RECORDED: {table.source}; law PREDICTED; simulated SIMULATED")
+    columns = (compared.published, *compared.predicted)
+    plot.update(forms, badges="; ".join(f"{name}: {shorten(words, MOST_SOURCE)}"
+                                        for name, words in _origins(table, columns)))
     return plot
 
 
 def _column(table: Table, name: str) -> Any:
     values = (row.get(name) for row in table.rows)
     return np.array([math.nan if value is None else value for value in values], np.float64)
+
+
+def _is_simulated(column: str) -> bool:
+    return column.startswith("simulated")
+
+
+def _origins(table: Table, columns: Iterable[str]) -> list[tuple[str, str]]:
+    """Return the badges of columns of a table, by their names, and what each stands for."""
+    kinds = {column.split("_")[0] for column in columns}
+    recorded = [] if table.source.startswith("none") else [("RECORDED", table.source)]
+    return recorded + [(badge, f"columns `{kind}`") for kind, badge in
+                       (("law", "PREDICTED"), ("simulated", "SIMULATED")) if kind in kinds]
 
 
 def _words(column: str) -> str:

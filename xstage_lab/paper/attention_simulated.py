@@ -107,7 +107,8 @@ def _notes(rows: list[dict[str, Any]], summary: dict[str, float]) -> tuple[str, 
         f"Serial, the model is up to {summary['worst_law_serial_error_ratio']:.0%} too short: it "
         "sends at R from all SMs, with no launch between. The published all-to-all takes "
         f"{per_token * 1e9:.1f} ns per token, which with these heads is "
-        f"{text('_bytes_per_s', sent / per_token)}, a quarter of R or so. It packs, or is a "
+        f"{text('_bytes_per_s', sent / per_token)}, "
+        f"{sent / per_token / machine.link.egress_bytes_per_s:.0%} of R. It packs, or is a "
         "library's, or the shape is another; which was not published. The hidden share, measured "
         "against a slower serial kernel, is larger than the model's for that reason alone.",
         "The last row's fused time is below attention alone, which no model without noise can "
@@ -152,6 +153,7 @@ def _step(machine: MachineSpec, n_gpus: int) -> tuple[dict[str, Any], analysis.U
 def _turnover_notes(rows: list[dict[str, Any]], losing: dict[str, float]) -> tuple[str, ...]:
     four, eight = (next(row for row in rows if row["n_gpus"] == n) for n in (4, 8))
     costs = analysis.StepCosts()
+    flags = [2 * cost / costs.sync_s for cost in losing.values()]
     return (
         f"ASSUMED: the machine, bf16, the default tile, {text('_s', costs.sync_s)} of "
         f"synchronisation for each of four all-to-alls and {text('_s', costs.launch_s)} for each "
@@ -163,5 +165,5 @@ def _turnover_notes(rows: list[dict[str, Any]], losing: dict[str, float]) -> tup
         "What would make it lose: every all-to-all costing more for each further peer, by "
         + " and ".join(f"{text('_s', cost)} on {name.removesuffix('_losing_per_peer_s')}"
                        for name, cost in losing.items())
-        + ", two or three flags between GPUs; or work on the host between launches that does "
-        "not shrink. The report gives no times that would tell.")
+        + f", {min(flags):.1f} to {max(flags):.1f} one-way flags between GPUs; or work on "
+        "the host between launches that does not shrink. The report gives no times that would tell.")

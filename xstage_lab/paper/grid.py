@@ -185,8 +185,8 @@ def _notes(rows: list[dict[str, Any]]) -> tuple[str, ...]:
         "each other, so that it is the mechanisms they share that do not suffice.",
         "Why the model gains less: its waves are short, and Q and SMs that drift apart take up "
         "their bursts. The published stalls of Linear-2 (`moe-stall`, `moe-spans`) are those of "
-        "runs long enough for nearly every tile to wait; even they, all removed, allow no more "
-        "than 1.11 in the geometric mean. What a real kernel has and the model has not: "
+        "runs long enough for nearly every tile to wait; what removing all of them would give is "
+        "`stall speedup` in `moe-spans`. What a real kernel has and the model has not: "
         "dispatch on the same link, waits at the end of a wave, flags between GPUs, two-CTA "
         "clusters, and the owner's reduction. Which of them waves suffer from was not published.",
         "Why the model loses more: at most 6 % is lost in the published one. Its L2 is a strict "

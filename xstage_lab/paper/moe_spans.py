@@ -136,8 +136,8 @@ def _notes(machine: MachineSpec, summary: dict[str, float]) -> tuple[str, ...]:
         f"({text('_s', summary['worst_one_wave_wait_error_s'])} at worst). The published form, "
         "which takes the measured spans, is "
         f"{text('_s', summary['median_published_form_wait_error_s'])} off. No parameter is "
-        "fitted; but that one wave is looked at is because it agrees, and "
-        "short ones do not.",
+        "fitted; but that one wave is looked at is because it agrees, and short ones do not; and "
+        "fewer tokens make shorter runs, which wait less.",
         "What does not: in waves of the fewest experts that fill the SMs hardly anything waits, "
         "because Q and the slots take up such a wave. If tiles are 192 x 128, the measured "
         f"kernel's runs of Linear-2 were far longer than Q, {text('_bytes', held)} per SM. With "

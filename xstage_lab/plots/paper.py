@@ -27,6 +27,8 @@ from xstage_lab.plots.style import (
     new_figure,
 )
 
+#: Unit of values of several kinds, which differ by powers of ten.
+MIXED = "SI units"
 #: Colours of the forms of one origin, in their order.
 _BY_LAW, _SIMULATED = (PREDICTED, CAPACITY, COMPUTE, DRAIN), (INK, STALL, ISSUE, DRAIN)
 
@@ -38,7 +40,7 @@ class AgainstPublished(Plot):
     ----------
     title : str
     words, unit : str
-        What was published, and the unit that values are given in.
+        What was published, and the unit that values are given in; `MIXED` for several.
     forms : sequence of str
         Names of the predictions; how one starts, `law` or `simulated`, says what it is.
     logarithmic, difference : bool
@@ -61,7 +63,7 @@ class AgainstPublished(Plot):
         lower.yaxis.axis_label = f"error ({unit if difference else '%'})"
         for axis in (upper.xaxis, upper.yaxis, lower.xaxis, lower.yaxis):
             axis.axis_label_text_font_style = "normal"
-            if unit or not logarithmic:
+            if unit != MIXED:
                 axis.formatter = NumeralTickFormatter(format="0,0.[000]")
         diagonal = self._add("exact", "published", "predicted")
         upper.line("published", "predicted", source=diagonal, color=MUTED, line_dash="dashed")
@@ -79,7 +81,7 @@ class AgainstPublished(Plot):
                     (upper, upper.scatter("published", "predicted", **look)),
                     (lower, lower.scatter("published", "error", legend_label=form, **look))):
                 add_hover(fig, [drawn], ("label", "published", "predicted", "error"),
-                          heading=f"{form}; {unit or 'SI'}, error in "
+                          heading=f"{form}; {unit}, error in "
                                   f"{unit if difference else '%'}")
 
     def update(self, forms: Mapping[str, Mapping[str, ArrayLike]], *, badges: str = "") -> None:
