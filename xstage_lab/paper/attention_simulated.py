@@ -166,4 +166,5 @@ def _turnover_notes(rows: list[dict[str, Any]], losing: dict[str, float]) -> tup
         + " and ".join(f"{text('_s', cost)} on {name.removesuffix('_losing_per_peer_s')}"
                        for name, cost in losing.items())
         + f", {min(flags):.1f} to {max(flags):.1f} one-way flags between GPUs; or work on "
-        "the host between launches that does not shrink. The report gives no times that would tell.")
+        "the host between launches that does not shrink. The report gives no times that would "
+        "tell.")
