@@ -16,7 +16,7 @@ from xstage_lab.lab import Paper
 from xstage_lab.lab import paper as panel
 from xstage_lab.paper import worked_out
 from xstage_lab.paper.table import Table
-from xstage_lab.units import display
+from xstage_lab.units import display, words
 
 
 def test_a_table_is_shown_with_its_rows_words_and_figure() -> None:
@@ -50,7 +50,7 @@ def test_every_quantity_is_drawn_whole(caplog: pytest.LogCaptureFixture) -> None
                 document.validate()
             assert not caplog.records
             data = plot.data()
-            assert set(data["series"]) == {"exact", *map(panel._words, compared.predicted)}
+            assert set(data["series"]) == {"exact", *map(words, compared.predicted)}
             exact = data["series"] == "exact"
             assert data["published"][exact].tolist() == data["predicted"][exact].tolist()
             assert np.isfinite(data["predicted"]).all()

@@ -40,6 +40,19 @@ def display(name: str) -> Display:
     return Display(1.0, "")
 
 
+def words(name: str) -> str:
+    """Return what a field called `name` is, less its unit, as words.
+
+    >>> words("law_wave_s")
+    'law wave'
+    """
+    for suffix, _ in _DISPLAYS:
+        if name.endswith(suffix):
+            name = name.removesuffix(suffix)
+            break
+    return name.replace("_", " ")
+
+
 def text(name: str, value: float | None, digits: int = 3) -> str:
     """Return `value` of field `name` as text with its unit; unknown values say so.
 

@@ -21,7 +21,7 @@ from xstage_lab.paper import TABLES, worked_out
 from xstage_lab.paper.table import CELL_DIGITS, Compared, Table, printed, row_name
 from xstage_lab.plots.paper import MIXED, AgainstPublished
 from xstage_lab.record import provenance
-from xstage_lab.units import display, text
+from xstage_lab.units import display, text, words
 
 LOG_FROM = 20.0  # largest over smallest value from which on axes are logarithmic
 MOST_SOURCE = 90  # letters of a source that fit under a figure's title
@@ -114,15 +114,15 @@ class Paper(w.VBox):
         self.message.value = style.note(f"{table.title}.")
         columns, cells = printed(table)
         self.badges.value = style.badge_line(_origins(table, columns))
-        self.rows.value = style.table([name.replace("_", " ") for name in columns], cells)
+        self.rows.value = style.table([words(name) for name in columns], cells)
         self.words.value = style.words([
             *(f"Taken from published numbers: {name}, from {rows}."
               for name, rows in table.fitted_on.items()),
             *table.notes,
-            "; ".join(f"{name.replace('_', ' ')} {text(name, value, CELL_DIGITS)}"
+            "; ".join(f"{words(name)} {text(name, value, CELL_DIGITS)}"
                       for name, value in table.summary.items()) + "."])
         self.quantity.unobserve(self._draw, names="value")
-        self.quantity.options = [(_words(each.published), i)
+        self.quantity.options = [(words(each.published), i)
                                  for i, each in enumerate(table.compared)]
         self.quantity.index = None  # the page may learn of a choice before it has the options
         self.quantity.index = 0 if table.compared else None
@@ -187,13 +187,13 @@ def _figure_of(table: Table, compared: Compared) -> AgainstPublished:
         with np.errstate(divide="ignore", invalid="ignore"):
             error = (predicted - published if compared.difference
                      else 100 * (predicted / published - 1))
-        forms[_words(column)] = {
+        forms[words(column)] = {
             "label": np.array([row_name(row) for row in table.rows])[known],
             "published": published[known], "predicted": predicted[known], "error": error[known]}
     values = np.concatenate([of[name] for of in forms.values()
                              for name in ("published", "predicted")])
     plot = AgainstPublished(
-        table.title, _words(compared.published), unit, list(forms),
+        table.title, words(compared.published), unit, list(forms),
         logarithmic=bool(values.min() > 0 and values.max() > LOG_FROM * values.min()),
         difference=compared.difference)
     columns = (compared.published, *compared.predicted)
@@ -217,12 +217,6 @@ def _origins(table: Table, columns: Iterable[str]) -> list[tuple[str, str]]:
     recorded = [] if table.source.startswith("none") else [("RECORDED", table.source)]
     return recorded + [(badge, f"columns `{kind}`") for kind, badge in
                        (("law", "PREDICTED"), ("simulated", "SIMULATED")) if kind in kinds]
-
-
-def _words(column: str) -> str:
-    for suffix in ("_bytes_per_s", "_bytes", "_s"):
-        column = column.removesuffix(suffix)
-    return column.replace("_", " ")
 
 
 def _cell(value: Any) -> Any:

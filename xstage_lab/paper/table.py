@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from xstage_lab.units import text
+from xstage_lab.units import text, words
 
 X_STAGE = "as reported by X-Stage (arXiv 2607.23264 v1, via public notes)"
 CELL_DIGITS = 4  # what most of the published figures have
@@ -116,10 +116,10 @@ def _cell(row: dict[str, Any], column: str) -> str:
 
 def _aligned(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:
     """Align cells below their columns' names, which are broken into words to save width."""
-    widths = [max(map(len, (*words.split("_"), *column)))
-              for words, column in zip(columns, zip(*cells, strict=True), strict=True)]
-    heads = [textwrap.wrap(name.replace("_", " "), width)
-             for name, width in zip(columns, widths, strict=True)]
+    names = [words(column) for column in columns]
+    widths = [max(map(len, (*name.split(), *column)))
+              for name, column in zip(names, zip(*cells, strict=True), strict=True)]
+    heads = [textwrap.wrap(name, width) for name, width in zip(names, widths, strict=True)]
     stacked = itertools.zip_longest(*heads, fillvalue="")
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
             for row in (*stacked, ["-" * width for width in widths], *cells)]
