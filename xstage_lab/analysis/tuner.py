@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
 
 from xstage_lab import experiment
 from xstage_lab.analysis.advice import Answer, Found, answer, measured_times
@@ -232,6 +231,7 @@ class _Search:
 
         The gain is the mean of what it is faster than the best, as a logarithm.
         """
+        from scipy.special import ndtr
         expected, sigma = self.expected()
         ahead = np.log(np.nanmin(measured_times(self.of, self.records))) - expected
         score = ahead / sigma

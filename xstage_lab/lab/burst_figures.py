@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from xstage_lab import law, plots
 from xstage_lab.devices.recorded import published_issue_times, published_sweeps
 from xstage_lab.lab.picture import Picture, Values
-from xstage_lab.paper.messages import messages
-from xstage_lab.paper.sweeps import sweeps
 from xstage_lab.plots import points
 from xstage_lab.record import Record
 from xstage_lab.spec import BurstTrain
@@ -113,6 +111,7 @@ def isolated_burst(plot: plots.IsolatedBurst, picture: BurstPicture) -> list[Rec
 
 def rate(plot: plots.RateAgainstSms, picture: BurstPicture) -> list[Record]:
     """Draw the store rate against the SMs that store, as published and as measured here."""
+    from xstage_lab.paper.sweeps import sweeps
     found, n_sms = picture.calibration, np.arange(1, picture.machine.n_sms + 1)
     series = [("this calibration", n_sms, found.per_sm_bytes_per_s, found.drain_bytes_per_s)]
     published = [r for r in published_sweeps() if r.parameters["direction"] == "write"
@@ -141,6 +140,7 @@ def completion(plot: plots.IssueAgainstCompletion, picture: BurstPicture) -> lis
 
     Of the chosen machine, or of the first that was published.
     """
+    from xstage_lab.paper.messages import messages
     everyone = published_issue_times()
     names = [str(r.provenance["machine"]) for r in everyone]
     name = picture.machine.name if picture.machine.name in names else names[0]

@@ -13,7 +13,6 @@ from xstage_lab.analysis import Comparison
 from xstage_lab.devices.recorded import published_gemm_rs
 from xstage_lab.errors import XStageError
 from xstage_lab.lab.picture import Picture, Values
-from xstage_lab.paper.gemm_rs import plain_forms
 from xstage_lab.record import Record
 from xstage_lab.spec import FusedGemm, Tuning
 from xstage_lab.units import text
@@ -160,6 +159,7 @@ def residuals(plot: plots.Residuals, picture: TunePicture) -> list[Record]:
 
 def published(plot: plots.GemmReduceScatter, _picture: TunePicture) -> list[Record]:
     """Draw published GEMM + reduce-scatter times; R comes from the shortest K alone."""
+    from xstage_lab.paper.gemm_rs import plain_forms
     records = published_gemm_rs()
     found = plain_forms(records)
     plot.update({"k": found.k, "gemm_s": found.gemm_s, "law_s": found.law_s,
