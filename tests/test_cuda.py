@@ -6,6 +6,7 @@ the argument pointers, addresses and memory that the device would give to the dr
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import itertools
@@ -28,14 +29,14 @@ from fake_device import programs as fake_programs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xstage_lab import experiment
+from xstage_lab import analysis, catalog, experiment
 from xstage_lab import worker as worker_module
 from xstage_lab.devices import cuda_gpus, cuda_launch, cuda_peers
 from xstage_lab.devices.base import Device
 from xstage_lab.devices.cuda import CudaDevice
 from xstage_lab.devices.cuda_bursts import Route, addresses, alone_bytes, ranks, slots_of
 from xstage_lab.devices.cuda_clock import Anchors, seconds
-from xstage_lab.devices.cuda_tiles import boxes_of
+from xstage_lab.devices.cuda_tiles import TileJob, boxes_of
 from xstage_lab.errors import (
     DeviceLost,
     DeviceUnavailable,
@@ -48,8 +49,8 @@ from xstage_lab.errors import (
 from xstage_lab.kernels.failures import KernelFailed
 from xstage_lab.record import Record
 from xstage_lab.reference import WrongResult
-from xstage_lab.schedule import build
-from xstage_lab.spec import BurstTrain, FusedGemm, Tuning
+from xstage_lab.schedule import LINEAR_1, LINEAR_2, build
+from xstage_lab.spec import BurstTrain, FusedGemm, MoELayer, Tuning, Workload
 from xstage_lab.worker import Worker
 
 needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
@@ -72,8 +73,14 @@ def gemm(n_gpus: int = 2, **changes: Any) -> FusedGemm:
     return FusedGemm(**{"m": 150, "n": 120, "k": 70, "n_gpus": n_gpus} | changes)
 
 
-def run(device: Device, workload: BurstTrain | FusedGemm, stores: str = "remote") -> Record:
-    tuning = TILE if isinstance(workload, FusedGemm) else None
+def moe(**changes: Any) -> MoELayer:
+    return MoELayer(**{"tokens": 50, "hidden": 88, "intermediate": 40, "experts": 4, "top_k": 2,
+                       "n_gpus": 2, "dtype": "bf16"} | changes)  # ragged everywhere
+
+
+def run(device: Device, workload: BurstTrain | FusedGemm | MoELayer,
+        stores: str = "remote") -> Record:
+    tuning = None if isinstance(workload, BurstTrain) else TILE
     return device.measure(build(workload, device.machine, tuning, stores), seed=3)
 
 
@@ -126,10 +133,85 @@ def test_tiles_arrive_where_they_belong(
 
 
 @needs_gxx
+@pytest.mark.parametrize("order", ["wave", "interleaved"])
+@pytest.mark.parametrize("store_path", ["registers", "bulk"])
+@pytest.mark.parametrize(("n_gpus", "destination", "routing"), [
+    (1, "host", "balanced"), (2, "peer", "zipf:0.7"), (2, "peer", (100, 100, 0, 0))])
+def test_both_layers_of_an_moe_layer_are_right(
+    install: Install, n_gpus: int, destination: str, routing: Any, store_path: str, order: str
+) -> None:
+    """Both layers are right in either order, GPUs may be idle, and Linear-2 starts after what
+    feeds it; bytes are those that the kernel stores."""
+    install(n_gpus)
+    device = CudaDevice(destination=destination, store_path=store_path, signal="fence")
+    layer = moe(order=order, routing=routing)
+    record = run(device, layer)
+    assert (record.parameters["order"], record.provenance["n_gpus_run"]) == (order, n_gpus)
+    assert record.summary["signal_s"] > 0
+    assert "Linear-1 is stored whole" in record.provenance["activation"]
+    for gpu, rows in enumerate(build(layer, device.machine, TILE).tasks[:n_gpus]):
+        tiles = record.tiles[record.tiles["gpu"] == gpu]
+        assert (tiles["store_bytes"] == 2 * rows["m"] * rows["n"]).all()
+        for second in np.flatnonzero(rows["kind"] == LINEAR_2):
+            fed_by = rows["signals"] == rows["waits_for"][second]
+            assert (tiles["mma_start_s"][second] > tiles["issue_end_s"][fed_by]).all()
+
+
+@needs_gxx
+@pytest.mark.parametrize(("layer", "kind"), [(0, LINEAR_1), (3, LINEAR_2)])
+def test_a_changed_operand_of_either_layer_is_caught(
+    install: Install, monkeypatch: pytest.MonkeyPatch, layer: int, kind: int
+) -> None:
+    """A weight that is not what the GPU has got fails the check of its own layer's tiles."""
+    place = TileJob._place
+
+    def damage(job: TileJob, i: int) -> Any:
+        placed = place(job, i)
+        job.inputs[i][layer].b[0, :8] ^= 0x8000  # signs
+        return placed
+
+    install()
+    device = CudaDevice(destination="host")
+    monkeypatch.setattr(TileJob, "_place", damage)
+    with pytest.raises(WrongResult, match="GPU 0, tile in row") as caught:
+        run(device, moe())
+    row = int(re.findall(r"row (\d+)", str(caught.value))[0])
+    assert build(moe(), device.machine, TILE).tasks[0]["kind"][row] == kind
+
+
+@needs_gxx
+def test_linear_2_that_does_not_wait_is_caught(install: Install) -> None:
+    """Linear-2 that comes before what feeds it multiplies poison, and is found out."""
+    install()
+    device = CudaDevice(destination="host")
+    program = build(moe(order="interleaved"), device.machine, TILE)
+    hasty = tuple(rows[::-1].copy() for rows in program.tasks)
+    for rows in hasty:
+        rows["waits_for"], rows["wait_count"] = -1, 0
+    with pytest.raises(WrongResult, match="NaN"):
+        device.measure(dataclasses.replace(program, tasks=hasty))
+
+
+@needs_gxx
+def test_an_moe_layer_is_predicted_as_on_any_device(install: Install) -> None:
+    """Compute time with stores off, prediction and comparison take the same calls as elsewhere."""
+    install()
+    device = CudaDevice(destination="host")
+    calibration = analysis.published(catalog.with_assumptions(catalog.machine("B200-SXM")))
+    t_mma_s = analysis.measure_t_mma(device, moe(), TILE, seed=3)
+    prediction = analysis.predict(moe(), device.machine, calibration, TILE, t_mma_s)
+    found = analysis.compare(prediction, run(device, moe()))
+    assert prediction.t_mma_source == "measured"
+    assert np.isfinite(found.error_ratio["accepted_s"])
+    assert run(device, moe(), "local").summary["remote_bytes"] == 0
+
+
+@needs_gxx
 def test_a_program_runs_again_and_another_after_it(install: Install) -> None:
     """Buffers that are kept, too large or too small for the next program, do no harm."""
     device = (install(), CudaDevice(destination="host"))[1]
-    for workload in (gemm(), gemm(3), train(2), gemm(k=40), train(4, n_bursts=3), gemm()):
+    for workload in (gemm(), gemm(3), moe(), train(2), gemm(k=40), train(4, n_bursts=3), gemm(),
+                     moe(order="interleaved"), moe(experts=2)):
         assert run(device, workload).summary["accepted_s"] > 0
 
 
@@ -224,10 +306,16 @@ def test_what_a_gpu_cannot_do_is_refused(
     (gemm(), Tuning(tile_m=32, tile_n=64), "tile_m = 32.*64 or 128 or 256"),
     (gemm(), Tuning(tile_m=256, tile_n=128, issue_depth=3, n_stages=2),
      "KiB of shared memory per CTA.*allows 227 KiB"),
+    (moe(dtype="fp8"), TILE, "dtype = 'fp8'.*bf16"),
+    (moe(out_dtype="fp32"), TILE, "Linear-2 multiplies bf16"),
+    (moe(experts=18), TILE, "9 experts on a GPU need 18 sets of operands; the kernel takes 16"),
+    (moe(tokens=2**18, hidden=4096), TILE, "operands and results take .* has 2,048 MiB"),
+    (moe(routing=(20, 20, 80, 80)), TILE, "GPU 0 runs alone.* 40 rows where GPU 1 has 160"),
+    (catalog.attention("Wan2-14B-480p", n_gpus=2), None, "does not run UlyssesAttention.*MoE"),
     (train(n_producers=4, burst_bytes=2**30), None, "MiB of memory left.*smaller workload"),
 ])
 def test_what_the_kernel_does_not_take_is_refused(
-    install: Install, workload: BurstTrain | FusedGemm, tuning: Tuning | None, told: str
+    install: Install, workload: Workload, tuning: Tuning | None, told: str
 ) -> None:
     """A burst, dtype, tile or size that does not fit is refused with the limit."""
     install()

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from xstage_lab.devices import cuda_gpus
-from xstage_lab.devices.base import Capabilities, gemm_of
+from xstage_lab.devices.base import Capabilities
 from xstage_lab.devices.cuda_bursts import (
     N_THREADS,
     BurstRun,
@@ -32,14 +32,21 @@ from xstage_lab.devices.cuda_launch import (
     require_arch,
 )
 from xstage_lab.devices.cuda_peers import connect
-from xstage_lab.devices.cuda_tiles import Inputs, TileJob, tiles_of_gemm
-from xstage_lab.errors import DeviceUnavailable, InvalidValue, require_choice, require_number
+from xstage_lab.devices.cuda_tiles import TileJob, tiles_of_run
+from xstage_lab.devices.tile_checks import Inputs, Shape, gemms_of, random_inputs, shapes_of
+from xstage_lab.errors import (
+    DeviceUnavailable,
+    Infeasible,
+    InvalidValue,
+    require_choice,
+    require_number,
+)
 from xstage_lab.kernels import burst_gap
 from xstage_lab.kernels.fused_tiles import MAX_GPUS, SIGNALS, STORE_PATHS, Variant
 from xstage_lab.kernels.nvrtc import compile_kernel, nvrtc_version
 from xstage_lab.record import Record, Tiles, provenance, summarize
 from xstage_lab.schedule import Program
-from xstage_lab.spec import BurstTrain, FusedGemm, MachineSpec, Tuning
+from xstage_lab.spec import BurstTrain, FusedGemm, MachineSpec, MoELayer, Tuning
 
 DESTINATIONS = ("peer", "host", "local")
 #: A run at least so long tells the clock's rate itself; for a shorter one it is measured beside it.
@@ -61,6 +68,9 @@ class CudaDevice:
 
     For the destinations `host` and `local` GPU 0 of a program is run alone, and host memory, or its
     own, stands for the memory of the others.
+
+    Of an MoE layer the kernel computes both GEMMs and no activation: Linear-1 is stored whole,
+    twice the bytes that its activation has, to the GPU's own memory.
 
     Parameters
     ----------
@@ -111,7 +121,7 @@ class CudaDevice:
         self.destination, self._host = destination, HostLink(cuda)
         self.machine = machine or cuda_gpus.machine_of([g.facts for g in self._gpus], destination)
         self._clock_hz = [gpu.facts.clock_hz for gpu in self._gpus]
-        self._inputs: tuple[tuple[Any, ...], list[Inputs]] = ((), [])
+        self._inputs: tuple[tuple[Any, ...], list[list[Inputs]]] = ((), [])
 
     def measure(self, program: Program, seed: int | None = None) -> Record:
         """Run `program`: checked, warmed up, timed.
@@ -141,7 +151,7 @@ class CudaDevice:
             if isinstance(program.workload, BurstTrain):
                 tiles, more, about = self._bursts(program, used)
             else:
-                tiles, more, about = self._gemm(program, gemm_of(program, self.name), used)
+                tiles, more, about = self._gemms(program, gemms_of(program, self.name), used)
         run = dataclasses.replace(program, tasks=program.tasks[:self._n_run(program)])
         return Record(
             summary=summarize(tiles, run) | more, tiles=tiles, parameters=program.parameters(),
@@ -171,6 +181,8 @@ class CudaDevice:
             "The kernels store to no more.")
         require_number("n_gpus", program.n_gpus, low=1, high=min(machine.max_gpus, most),
                        integer=True, unit="GPUs", remedy=why)
+        if isinstance(program.workload, MoELayer) and self._n_run(program) < program.n_gpus:
+            _require_busiest(program.workload, self.destination)
 
     def _places(self, program: Program, gpu: int) -> list[Place]:
         """Where a GPU stores, by owner."""
@@ -209,31 +221,37 @@ class CudaDevice:
                  "clock_over_s": runs[0].anchors.over_s}
         return tiles, {"total_s": last}, about
 
-    def _gemm(self, program: Program, gemm: FusedGemm,
-              seed: int) -> tuple[Tiles, dict[str, float], Any]:
-        variant = Variant.of(gemm, program.tuning or Tuning(), store_path=self.store_path,
+    def _gemms(self, program: Program, workload: FusedGemm | MoELayer,
+               seed: int) -> tuple[Tiles, dict[str, float], Any]:
+        variant = Variant.of(workload, program.tuning or Tuning(), store_path=self.store_path,
                              signal=self.signal)
         variant.require_shared(self.machine.smem_per_cta_bytes)
         gpus = self._gpus[:self._n_run(program)]
+        shapes = [shapes_of(workload, i, program.stores) for i in range(len(gpus))]
+        _require_memory(shapes, variant, gpus[0].facts)
         job = TileJob(self._watchdog, gpus, [self._places(program, i) for i in range(len(gpus))],
-                      program, variant, self._inputs_of(gemm, len(gpus), seed))
+                      program, variant, self._inputs_of(shapes, variant.out_dtype, seed))
         runs = job.run()
         self._read_clocks([each.anchors for each in runs])
-        told = [tiles_of_gemm(program, i, each, self._clock_hz[i], self.signal)
-                for i, each in enumerate(runs)]
+        told = [tiles_of_run(program, i, each, self._clock_hz[i], variant)
+                for i, each in enumerate(runs) if program.tasks[i].size]  # experts may be idle
         about = {"kernel": variant.source.digest, "n_registers": runs[0].n_registers,
                  "shared_bytes": variant.shared_bytes, "sms": [each.sms.tolist() for each in runs],
                  "clock_over_s": runs[0].anchors.over_s}
+        if isinstance(workload, MoELayer):
+            about["activation"] = "none; Linear-1 is stored whole"
+        signal_s = np.concatenate([each for _, each in told])
         more = {} if self.signal == "none" else {
-            "signal_s": float(np.mean([signal_s for _, signal_s in told]))}
+            "signal_s": float(signal_s.mean()) if signal_s.size else math.nan}
         return np.concatenate([tiles for tiles, _ in told]), more, about
 
-    def _inputs_of(self, gemm: FusedGemm, n_gpus: int, seed: int) -> list[Inputs]:
-        """Inputs and products, kept for the next program of the same shape and seed."""
-        key = (gemm.m, gemm.n, gemm.k, gemm.out_dtype, n_gpus, seed)
+    def _inputs_of(self, shapes: list[tuple[Shape, ...]], out_dtype: str,
+                   seed: int) -> list[list[Inputs]]:
+        """Inputs and products, kept for the next program of the same shapes and seed."""
+        key = (shapes, out_dtype, seed)
         if self._inputs[0] != key:
             self._inputs = ((), [])  # before as much is made again
-            self._inputs = (key, [Inputs(gemm, seed, gpu) for gpu in range(n_gpus)])
+            self._inputs = (key, random_inputs(shapes, out_dtype, seed))
         return self._inputs[1]
 
     def _note_clocks(self, found: list[float]) -> None:
@@ -271,6 +289,26 @@ def _require_possible(facts: cuda_gpus.GpuFacts, destination: str, store_path: s
         raise DeviceUnavailable(f"{facts.name} does not map host memory under one address; take "
                                 "the destination local, or another GPU.")
     compile_kernel(burst_gap.source(store_path, N_THREADS), facts.arch)
+
+
+def _require_busiest(moe: MoELayer, destination: str) -> None:
+    """Raise where GPU 0, which runs alone, cannot stand for the GPU that takes longest."""
+    rows = moe.gpu_rows
+    if rows[0] < rows.max():
+        raise Infeasible(f"with destination = {destination} GPU 0 runs alone, and with this "
+                         f"routing it has {rows[0]:,} rows where GPU {rows.argmax()} has "
+                         f"{rows.max():,}. Take routing = balanced, or the destination peer.")
+
+
+def _require_memory(shapes: list[tuple[Shape, ...]], variant: Variant,
+                    facts: cuda_gpus.GpuFacts) -> None:
+    """Raise where a GPU cannot even hold its own operands and results, before they are made."""
+    needed = max(sum(shape.operand_bytes + shape.output_bytes(variant) for shape in each)
+                 for each in shapes)
+    if needed > facts.memory_bytes:
+        raise Infeasible(f"a GPU's operands and results take {needed / 2**20:,.0f} MiB; "
+                         f"{facts.name} has {facts.memory_bytes / 2**20:,.0f} MiB of memory. Take "
+                         "a smaller workload, or more GPUs.")
 
 
 def _versions(cuda: Any, facts: cuda_gpus.GpuFacts) -> dict[str, Any]:

@@ -38,11 +38,11 @@ class Memory(Protocol):
     def fill(self, byte: int) -> None:
         """Set every byte."""
 
-    def write(self, array: NDArray[Any]) -> None:
-        """Copy an array to the beginning."""
+    def write(self, array: NDArray[Any], at: int = 0) -> None:
+        """Copy an array to `at` bytes behind the beginning."""
 
-    def read(self, shape: tuple[int, ...] | int, dtype: DTypeLike) -> NDArray[Any]:
-        """Return a copy of the beginning as an array."""
+    def read(self, shape: tuple[int, ...] | int, dtype: DTypeLike, at: int = 0) -> NDArray[Any]:
+        """Return a copy of what lies `at` bytes behind the beginning as an array."""
         ...
 
 
@@ -203,15 +203,15 @@ class _DeviceMemory:
         with self._gpu.current():
             self._gpu.runtime.memsetAsync(self.address, byte, self.n_bytes, self._gpu.stream)
 
-    def write(self, array: NDArray[Any]) -> None:
+    def write(self, array: NDArray[Any], at: int = 0) -> None:
         given = np.ascontiguousarray(array)
         with self._gpu.current():
-            self._gpu.runtime.memcpy(self.address, given.ctypes.data, given.nbytes, _ANY_WAY)
+            self._gpu.runtime.memcpy(self.address + at, given.ctypes.data, given.nbytes, _ANY_WAY)
 
-    def read(self, shape: tuple[int, ...] | int, dtype: DTypeLike) -> NDArray[Any]:
+    def read(self, shape: tuple[int, ...] | int, dtype: DTypeLike, at: int = 0) -> NDArray[Any]:
         found = np.empty(shape, dtype)
         with self._gpu.current():
-            self._gpu.runtime.memcpy(found.ctypes.data, self.address, found.nbytes, _ANY_WAY)
+            self._gpu.runtime.memcpy(found.ctypes.data, self.address + at, found.nbytes, _ANY_WAY)
         return found
 
 
@@ -229,15 +229,15 @@ class HostMemory:
         """Set every byte."""
         self._bytes[:] = byte
 
-    def write(self, array: NDArray[Any]) -> None:
-        """Copy an array to the beginning."""
+    def write(self, array: NDArray[Any], at: int = 0) -> None:
+        """Copy an array to `at` bytes behind the beginning."""
         given = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        self._bytes[:given.size] = given
+        self._bytes[at:at + given.size] = given
 
-    def read(self, shape: tuple[int, ...] | int, dtype: DTypeLike) -> NDArray[Any]:
-        """Return a copy of the beginning as an array."""
+    def read(self, shape: tuple[int, ...] | int, dtype: DTypeLike, at: int = 0) -> NDArray[Any]:
+        """Return a copy of what lies `at` bytes behind the beginning as an array."""
         found = np.empty(shape, dtype)
-        found.reshape(-1).view(np.uint8)[:] = self._bytes[:found.nbytes]
+        found.reshape(-1).view(np.uint8)[:] = self._bytes[at:at + found.nbytes]
         return found
 
 

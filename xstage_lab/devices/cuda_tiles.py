@@ -1,10 +1,11 @@
-"""Fused GEMMs on GPUs: launches of `fused_tiles.cu`, the check of every element, the times.
+"""Launches of `fused_tiles.cu` on GPUs, the check of every element, the times.
 
 Not yet run on a GPU.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -24,34 +25,16 @@ from xstage_lab.devices.cuda_launch import (
     Watchdog,
     cycles,
 )
-from xstage_lab.devices.tile_checks import check_flags, operand, tiles_of
+from xstage_lab.devices.tile_checks import Inputs, check_flags, check_outputs
 from xstage_lab.kernels import fused_tiles
 from xstage_lab.kernels.failures import N_REPORT_WORDS
 from xstage_lab.kernels.fused_tiles import CTA_TIMES, TILE_TIMES, LayerAt, Variant
 from xstage_lab.record import TILE, Tiles
 from xstage_lab.schedule import Program
-from xstage_lab.spec import FusedGemm
 
 #: How long launches before the one that counts go on, for clocks to be up, and the most of them.
 WARM_UP_S, MAX_WARM_UPS = 0.03, 20
-
-
-class Inputs:
-    """Random operands of one GPU's GEMM, and what its result must be.
-
-    Attributes
-    ----------
-    a, b : uint16 arrays of shape (m, ld) and (n, ld)
-        Raw bf16 values, rows padded to 16 bytes.
-    expected, tolerance : float64 arrays of shape (m, n)
-        As `reference.product` returns them.
-    """
-
-    def __init__(self, gemm: FusedGemm, seed: int, gpu: int) -> None:
-        rng = np.random.default_rng((seed, gpu))
-        self.a, self.b = operand(rng, gemm.m, gemm.k), operand(rng, gemm.n, gemm.k)
-        self.expected, self.tolerance = reference.product(
-            self.a[:, :gemm.k], self.b[:, :gemm.k], gemm.out_dtype)
+_APART_BYTES = 256  # what begins in a piece of memory lies at multiples of it
 
 
 class TileRun(NamedTuple):
@@ -73,7 +56,7 @@ class TileRun(NamedTuple):
 
 
 class TileJob:
-    """A fused GEMM made ready on every GPU that runs it.
+    """The layers of a program made ready on every GPU that runs it; a fused GEMM has one.
 
     Parameters
     ----------
@@ -85,8 +68,8 @@ class TileJob:
         output there: nobody else stores to where a tile belongs.
     program : Program
     variant : Variant
-    inputs : sequence of Inputs
-        By GPU.
+    inputs : sequence of sequence of Inputs
+        By GPU and layer.
 
     Raises
     ------
@@ -95,21 +78,21 @@ class TileJob:
     """
 
     def __init__(self, watchdog: Watchdog, gpus: Sequence[Gpu], places: Sequence[Sequence[Place]],
-                 program: Program, variant: Variant, inputs: Sequence[Inputs]) -> None:
+                 program: Program, variant: Variant, inputs: Sequence[Sequence[Inputs]]) -> None:
         self.watchdog, self.gpus, self.places = watchdog, gpus, places
         self.program, self.variant, self.inputs = program, variant, inputs
         self.tasks = [fused_tiles.pack_tasks(program, i) for i in range(len(gpus))]
         #: By GPU and owner: which of the GPU's outputs the owner's tiles are in.
         self.boxes = [boxes_of(each, i) for i, each in enumerate(places)]
-        gemm = _gemm(program)
-        ld = fused_tiles.leading_dimension(gemm.n, variant.out_bytes)
-        self.out_shape = (gemm.m + variant.tile_m, ld)  # more rows than any tile may write
+        #: By GPU: where in each of its outputs its layers begin, and the end.
+        self.out_at = [_offsets([layer.shape.output_bytes(variant) for layer in each])
+                       for each in inputs]
         self.kernels: list[Kernel] = [
             gpu.kernel(variant.source, fused_tiles.N_THREADS, variant.shared_bytes)
             for gpu in gpus]
-        for gpu, rows, given in zip(gpus, self.tasks, inputs, strict=True):
-            for name, array in (("a", given.a), ("b", given.b), ("tasks", rows)):
-                gpu.memory(name, array.nbytes).write(array)
+        for gpu, rows in zip(gpus, self.tasks, strict=True):
+            gpu.memory("tasks", rows.nbytes).write(rows)
+        self.layers = [self._place(i) for i in range(len(gpus))]
 
     def run(self) -> list[TileRun]:
         """Check a first run against the reference, warm up, run once more and return that run.
@@ -125,10 +108,7 @@ class TileJob:
         self._launch()
         checked = [self._outputs(i) for i in range(len(self.gpus))]
         for i, given in enumerate(self.inputs):
-            tiles = [tile._replace(owner=self.boxes[i][tile.owner] if tile.owner >= 0 else -1)
-                     for tile in tiles_of(self.tasks[i])]
-            reference.check_output(np.stack(checked[i]), given.expected, given.tolerance, tiles,
-                                   gpu=i)
+            check_outputs(given, checked[i], self.tasks[i], self.boxes[i], i)
             check_flags(self._flags(i), self.tasks[i], self.variant.signal, i)
         self._poison()
         since = time.monotonic()
@@ -141,10 +121,29 @@ class TileJob:
             self._require_same(i, outputs)
         return [self._result(i) for i in range(len(self.gpus))]
 
+    def _place(self, i: int) -> list[LayerAt]:
+        """Write GPU i's operands; what a layer leaves at the GPU itself feeds the next."""
+        own = [array for layer in self.inputs[i] for array in (layer.a, layer.b)]
+        starts = _offsets([0 if array is None else array.nbytes for array in own])
+        memory, outs = self.gpus[i].memory("operands", starts[-1]), self._outs(i)
+        for array, at in zip(own, starts, strict=False):
+            if array is not None:
+                memory.write(array, at)
+        kept = outs[self.boxes[i][i]].address
+        layers: list[LayerAt] = []
+        for j, layer in enumerate(self.inputs[i]):
+            a, a_ld = ((kept + self.out_at[i][j - 1], layers[-1].out_ld) if layer.a is None
+                       else (memory.address + starts[2 * j], layer.a.shape[1]))
+            layers.append(LayerAt(
+                a=a, b=memory.address + starts[2 * j + 1], a_ld=a_ld, b_ld=layer.b.shape[1],
+                out=[outs[box].address + self.out_at[i][j] for box in self.boxes[i]],
+                out_ld=layer.shape.output(self.variant)[1]))
+        return layers
+
     def _poison(self) -> None:
         for i in range(len(self.gpus)):
-            for box in range(max(self.boxes[i]) + 1):
-                self._out(i, box).fill(reference.POISON)
+            for memory in self._outs(i):
+                memory.fill(reference.POISON)
 
     def _launch(self) -> None:
         started = self.gpus[0].memory("started", 16)
@@ -156,7 +155,7 @@ class TileJob:
 
     def _params(self, i: int, started: int) -> NDArray[np.void]:
         """Set GPU i's counters, flags and times to zero; return its argument."""
-        gpu, rows, given = self.gpus[i], self.tasks[i], self.inputs[i]
+        gpu, rows = self.gpus[i], self.tasks[i]
         n_ctas, owners = self.program.n_ctas, range(self.program.n_gpus)
         cleared = {"counters": 4 * fused_tiles.n_counters(rows), "report": 4 * N_REPORT_WORDS,
                    "tile_times": rows.size * TILE_TIMES.itemsize,
@@ -165,29 +164,28 @@ class TileJob:
         flags = [self._flag_memory(i, owner) for owner in owners]
         for memory in (*memories.values(), *flags):
             memory.fill(0)
-        layer = LayerAt(
-            a=gpu.memory("a", 0).address, b=gpu.memory("b", 0).address,
-            out=[self._out(i, box).address for box in self.boxes[i]], a_ld=given.a.shape[1],
-            b_ld=given.b.shape[1], out_ld=self.out_shape[1])
         return fused_tiles.pack_params(
-            [layer], flags=[memory.address for memory in flags],
+            self.layers[i], flags=[memory.address for memory in flags],
             **{name: memory.address for name, memory in memories.items()},
             tasks=gpu.memory("tasks", 0).address, started=started, abort=self.watchdog.address,
             budget_cycles=cycles(gpu.facts, BUDGET_S), n_tasks=rows.size,
             n_starters=len(self.gpus) * n_ctas)
 
-    def _out(self, i: int, box: int) -> Memory:
-        n_bytes = self.out_shape[0] * self.out_shape[1] * self.variant.out_bytes
-        return self.places[i][self.boxes[i].index(box)].memory(f"out {i} to {box}", n_bytes)
+    def _outs(self, i: int) -> list[Memory]:
+        """GPU i's outputs, by box: each has room for all layers."""
+        return [self.places[i][self.boxes[i].index(box)].memory(f"out {i} to {box}",
+                                                                self.out_at[i][-1])
+                for box in range(max(self.boxes[i]) + 1)]
 
     def _flag_memory(self, i: int, owner: int) -> Memory:
         return self.places[i][owner].memory(f"flags {i} to {owner}", 4 * self.tasks[i].size)
 
     def _outputs(self, i: int) -> list[NDArray[np.generic]]:
-        """Fetch what GPU i has stored, by box."""
+        """Fetch what GPU i has stored: of each layer an array of shape (n_boxes, rows, ld)."""
         dtype = np.uint16 if self.variant.out_bytes == 2 else np.float32
-        return [self._out(i, box).read(self.out_shape, dtype)
-                for box in range(max(self.boxes[i]) + 1)]
+        return [np.stack([memory.read(layer.shape.output(self.variant), dtype, at)
+                          for memory in self._outs(i)])
+                for layer, at in zip(self.inputs[i], self.out_at[i], strict=False)]
 
     def _flags(self, i: int) -> NDArray[np.uint32]:
         return np.stack([self._flag_memory(i, owner).read(self.tasks[i].size, np.uint32)
@@ -195,13 +193,14 @@ class TileJob:
 
     def _require_same(self, i: int, checked: Sequence[NDArray[np.generic]]) -> None:
         """Raise unless a later run has left, bit by bit, what was checked of the first."""
-        for box, (before, now) in enumerate(zip(checked, self._outputs(i), strict=True)):
-            owner = self.boxes[i].index(box)
-            if not np.array_equal(before.view(np.uint8), now.view(np.uint8)):
-                n_wrong = int((before.view(np.uint8) != now.view(np.uint8)).sum())
+        for layer, (before, now) in enumerate(zip(checked, self._outputs(i), strict=True)):
+            differs = before.view(np.uint8) != now.view(np.uint8)
+            if differs.any():
+                owner = self.boxes[i].index(int(np.argwhere(differs)[0][0]))
                 raise reference.WrongResult(
-                    f"GPU {i}: a later run of the same inputs has left other results at GPU "
-                    f"{owner} than the first, {n_wrong} bytes of them; expected the same bits.")
+                    f"GPU {i}: a later run of the same inputs has left other results of layer "
+                    f"{layer} at GPU {owner} than the first, {int(differs.sum())} bytes of them; "
+                    "expected the same bits.")
 
     def _result(self, i: int) -> TileRun:
         gpu = self.gpus[i]
@@ -225,11 +224,18 @@ def boxes_of(places: Sequence[Place], gpu: int) -> list[int]:
     return found
 
 
-def tiles_of_gemm(program: Program, gpu: int, run: TileRun, clock_hz: float,
-                  signal: str) -> tuple[Tiles, float]:
-    """Return the times of a GPU's tiles, seconds since its first MMA, and the mean signal time.
+def _offsets(sizes: Sequence[int]) -> list[int]:
+    """Return where pieces of these sizes begin that lie behind each other, and the end."""
+    whole = [-(-size // _APART_BYTES) * _APART_BYTES for size in sizes]
+    return [0, *itertools.accumulate(whole)]
 
-    Arrival is seen where a fence comes before a tile's flag; NaN elsewhere.
+
+def tiles_of_run(program: Program, gpu: int, run: TileRun, clock_hz: float,
+                 variant: Variant) -> tuple[Tiles, NDArray[np.float64]]:
+    """Return the times of a GPU's tiles, seconds since its first MMA, and their signal times.
+
+    Bytes are those that were stored. Arrival is seen where a fence comes before a tile's flag;
+    NaN elsewhere.
     """
     times, tasks = run.tile_times, program.tasks[gpu]
     ctas = np.arange(tasks.size) % program.n_ctas
@@ -246,16 +252,12 @@ def tiles_of_gemm(program: Program, gpu: int, run: TileRun, clock_hz: float,
     tiles["issue_end_s"] = told(times["issue_end_cycles"].max(axis=1))
     signalled = told(times["signal_end_cycles"].max(axis=1))
     stores = tasks["store_bytes"] > 0
-    tiles["arrived_s"] = np.where(stores & (signal == "fence"), signalled, np.nan)
+    tiles["arrived_s"] = np.where(stores & (variant.signal == "fence"), signalled, np.nan)
     tiles["slot_wait_s"] = times["slot_wait_cycles"] / clock_hz
-    tiles["store_bytes"] = tasks["store_bytes"]
+    tiles["store_bytes"] = np.where(
+        stores, tasks["m"].astype(np.int64) * tasks["n"] * variant.out_bytes, 0)
     signal_s = (signalled - tiles["issue_end_s"])[stores]
     zero = tiles["mma_start_s"].min()
     for name in ("mma_start_s", "mma_end_s", "issue_start_s", "issue_end_s", "arrived_s"):
         tiles[name] -= zero
-    return tiles, float(signal_s.mean()) if stores.any() else float("nan")
-
-
-def _gemm(program: Program) -> FusedGemm:
-    assert isinstance(program.workload, FusedGemm)  # noqa: S101  (chosen by who calls)
-    return program.workload
+    return tiles, signal_s

@@ -14,12 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xstage_lab import reference
-from xstage_lab.devices.base import Capabilities, gemm_of
-from xstage_lab.devices.tile_checks import check_flags, operand, tiles_of
+from xstage_lab.devices.base import Capabilities
+from xstage_lab.devices.tile_checks import (
+    Inputs,
+    check_flags,
+    check_outputs,
+    gemms_of,
+    random_inputs,
+    shapes_of,
+)
 from xstage_lab.errors import Infeasible, require_choice, require_number
 from xstage_lab.kernels import burst_gap, fused_tiles
 from xstage_lab.kernels.failures import N_REPORT_WORDS, KernelFailed, describe_report
-from xstage_lab.kernels.fused_tiles import MAX_LAYERS, SIGNALS, STORE_PATHS, LayerAt, Variant
+from xstage_lab.kernels.fused_tiles import SIGNALS, STORE_PATHS, LayerAt, Variant
 from xstage_lab.kernels.host import compile_kernel
 from xstage_lab.kernels.source import Source
 from xstage_lab.record import SUMMARY_KEYS, Record, provenance
@@ -102,10 +109,8 @@ class HostDevice:
         require_number("n_gpus", program.n_gpus, low=1, high=machine.max_gpus, integer=True)
         if isinstance(program.workload, BurstTrain):
             digest = self._run_bursts(program, used)
-        elif isinstance(program.workload, MoELayer):
-            digest = self._run_moe(program, program.workload, used)
         else:
-            digest = self._run_gemm(program, gemm_of(program, self.name), used)
+            digest = self._run_tiles(program, gemms_of(program, self.name), used)
         remote = sum(map(program.remote_bytes, range(program.n_gpus))) / program.n_gpus
         return Record(
             summary={**dict.fromkeys(SUMMARY_KEYS, math.nan), "remote_bytes": remote},
@@ -114,55 +119,24 @@ class HostDevice:
                                   seed=seed, store_path=self.store_path, signal=self.signal,
                                   kernel=digest))
 
-    def _run_gemm(self, program: Program, gemm: FusedGemm, seed: int) -> str:
-        variant = Variant.of(gemm, program.tuning or Tuning(), store_path=self.store_path,
+    def _run_tiles(self, program: Program, workload: FusedGemm | MoELayer, seed: int) -> str:
+        variant = Variant.of(workload, program.tuning or Tuning(), store_path=self.store_path,
                              signal=self.signal)
         variant.require_shared(self.machine.smem_per_cta_bytes)
-        n_gpus, n_rows = program.n_gpus, gemm.m + variant.tile_m  # more than any tile may write
-        out_ld = fused_tiles.leading_dimension(gemm.n, variant.out_bytes)
-        _require_memory(n_gpus**2 * n_rows * out_ld * variant.out_bytes)
+        gpus = range(program.n_gpus)
+        shapes = [shapes_of(workload, gpu, program.stores) for gpu in gpus]
+        _require_memory(program.n_gpus * sum(shape.output_bytes(variant)
+                                             for each in shapes for shape in each))
         _require_speed(variant, program)
-        rng = np.random.default_rng(seed)
-        a = [operand(rng, gemm.m, gemm.k) for _ in range(n_gpus)]
-        b = [operand(rng, gemm.n, gemm.k) for _ in range(n_gpus)]
-        out = [_poisoned((n_gpus, n_rows, out_ld), variant.out_dtype) for _ in range(n_gpus)]
-        tasks = [fused_tiles.pack_tasks(program, gpu) for gpu in range(n_gpus)]
-        source = self.edit(variant.source)
-        run = launch_tiles(
-            variant, source, tasks, [[Layer(a[g], b[g], list(out[g]))] for g in range(n_gpus)],
-            n_ctas=program.n_ctas, seed=seed, budget_cycles=self.budget_cycles)
-        for gpu in range(n_gpus):
-            expected, tolerance = reference.product(a[gpu][:, :gemm.k], b[gpu][:, :gemm.k],
-                                                    variant.out_dtype)
-            reference.check_output(out[gpu], expected, tolerance, tiles_of(tasks[gpu]), gpu=gpu)
-            check_flags(run.flags[gpu], tasks[gpu], variant.signal, gpu)
-        return source.digest
-
-    def _run_moe(self, program: Program, moe: MoELayer, seed: int) -> str:
-        """Run both layers and check each against its operands, Linear-2 against Linear-1's output.
-
-        The kernel has no activation: Linear-2 takes the first `intermediate` columns of
-        Linear-1's output, which is stored whole where an activation would store half of it.
-        """
-        variant = Variant.of(moe, program.tuning or Tuning(), store_path=self.store_path,
-                             signal=self.signal)
-        variant.require_shared(self.machine.smem_per_cta_bytes)
-        _require_layers(moe, variant, program)
-        _require_speed(variant, program)
-        rng = np.random.default_rng(seed)
-        layers = [_expert_layers(rng, moe, variant, gpu) for gpu in range(program.n_gpus)]
-        tasks = [fused_tiles.pack_tasks(program, gpu) for gpu in range(program.n_gpus)]
+        inputs = random_inputs(shapes, variant.out_dtype, seed)
+        layers = [_with_outputs(inputs[gpu], variant, gpu, program.n_gpus) for gpu in gpus]
+        tasks = [fused_tiles.pack_tasks(program, gpu) for gpu in gpus]
         source = self.edit(variant.source)
         run = launch_tiles(variant, source, tasks, layers, n_ctas=program.n_ctas, seed=seed,
                            budget_cycles=self.budget_cycles)
-        for gpu, held in enumerate(layers):
-            for i, (layer, k) in enumerate(zip(held, (moe.hidden, moe.intermediate) * len(held),
-                                               strict=False)):
-                rows = layer.out[gpu].shape[0] - variant.tile_m
-                expected, tolerance = reference.product(layer.a[:rows, :k], layer.b[:, :k],
-                                                        variant.out_dtype)
-                reference.check_output(np.stack(layer.out), expected, tolerance,
-                                       tiles_of(tasks[gpu], i), gpu=gpu)
+        for gpu in gpus:
+            check_outputs(inputs[gpu], [np.stack(layer.out) for layer in layers[gpu]], tasks[gpu],
+                          gpus, gpu)
             check_flags(run.flags[gpu], tasks[gpu], variant.signal, gpu)
         return source.digest
 
@@ -324,33 +298,13 @@ def _require_speed(variant: Variant, program: Program) -> None:
                          "or fewer tokens.")
 
 
-def _require_layers(moe: MoELayer, variant: Variant, program: Program) -> None:
-    """Raise `Infeasible` where an MoE layer has more experts or bytes than a run may."""
-    held = moe.experts // moe.n_gpus
-    if 2 * held > MAX_LAYERS:
-        raise Infeasible(f"{held} experts on a GPU need {2 * held} sets of operands; the kernel "
-                         f"takes {MAX_LAYERS}. Take more GPUs or fewer experts.")
-    if moe.out_dtype != "bf16":
-        raise Infeasible("the kernel keeps one output type, and Linear-2 multiplies bf16: take "
-                         "out_dtype = bf16.")
-    n_rows = moe.expert_rows.sum() + moe.experts * variant.tile_m
-    _require_memory(2 * int(n_rows) * moe.n_gpus * (2 * moe.intermediate + moe.hidden))
-
-
-def _expert_layers(rng: np.random.Generator, moe: MoELayer, variant: Variant,
-                   gpu: int) -> list[Layer]:
-    """Return random inputs and weights, and poisoned outputs, of the experts of a GPU."""
-    layers = []
-    for rows in moe.expert_rows.reshape(moe.n_gpus, -1)[gpu].tolist():
-        def poisoned(n: int, rows: int = rows) -> list[NDArray[Any]]:
-            ld = fused_tiles.leading_dimension(n, variant.out_bytes)
-            shape = (moe.n_gpus, rows + variant.tile_m, ld)  # more rows than any tile may write
-            return list(_poisoned(shape, variant.out_dtype))
-        hidden = poisoned(2 * moe.intermediate)
-        layers += [
-            Layer(operand(rng, rows, moe.hidden), operand(rng, 2 * moe.intermediate, moe.hidden),
-                  hidden),
-            Layer(hidden[gpu], operand(rng, moe.hidden, moe.intermediate), poisoned(moe.hidden))]
+def _with_outputs(inputs: Sequence[Inputs], variant: Variant, gpu: int,
+                  n_gpus: int) -> list[Layer]:
+    """Return a GPU's layers with poisoned outputs; what a layer leaves feeds the next."""
+    layers: list[Layer] = []
+    for each in inputs:
+        out = list(_poisoned((n_gpus, *each.shape.output(variant)), variant.out_dtype))
+        layers.append(Layer(layers[-1].out[gpu] if each.a is None else each.a, each.b, out))
     return layers
 
 

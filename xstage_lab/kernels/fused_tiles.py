@@ -110,6 +110,8 @@ class Variant:
         UnknownName, InvalidValue, Infeasible
             If the kernel does not take the shape, the dtype or the number of GPUs.
         """
+        if isinstance(gemm, MoELayer):
+            _require_layers(gemm)
         if gemm.dtype != "bf16":
             raise InvalidValue("dtype", gemm.dtype, "bf16",
                                remedy="The kernel multiplies by mma.sync, which has no fp8 before "
@@ -150,6 +152,17 @@ class Variant:
                     N_STAGES=self.n_stages, ISSUE_DEPTH=self.issue_depth,
                     OUT_BYTES=self.out_bytes, BULK=STORE_PATHS.index(self.store_path),
                     SIGNAL=SIGNALS.index(self.signal), SHARED_BYTES=self.shared_bytes)
+
+
+def _require_layers(moe: MoELayer) -> None:
+    """Raise `Infeasible` where an MoE layer has more experts or another output than a run may."""
+    held = moe.experts // moe.n_gpus
+    if 2 * held > MAX_LAYERS:
+        raise Infeasible(f"{held} experts on a GPU need {2 * held} sets of operands; the kernel "
+                         f"takes {MAX_LAYERS}. Take more GPUs or fewer experts.")
+    if moe.out_dtype != "bf16":
+        raise Infeasible("the kernel keeps one output type, and Linear-2 multiplies bf16: take "
+                         "out_dtype = bf16.")
 
 
 def leading_dimension(n_columns: int, element_bytes: int) -> int:
