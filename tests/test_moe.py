@@ -299,7 +299,7 @@ def test_a_lead_of_every_row_is_the_wave_of_all_experts() -> None:
     ("--gpus", "5"), ("--model", "GLM"), ("--routing", "1,2,3"), ("--routing", "zipf:much"),
     ("--tokens", "0"), ("--tokens", "many"), ("--order", "any"), ("--mode", "fused"),
     ("--depth", "0"), ("--model", "DiT-MoE-XL", "--tokens", "1", "--routing", "9,1,1,1,1,1,1,1"),
-    ("--device", "sockets"),
+    ("--device", "sockets", "--routing", "zipf:1"),
 ])
 def test_the_command_line_refuses_in_one_line(
     capsys: pytest.CaptureFixture[str], options: tuple[str, ...]

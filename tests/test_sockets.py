@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -22,10 +23,16 @@ from xstage_lab.devices import sockets, sockets_team
 from xstage_lab.devices.base import Device
 from xstage_lab.devices.sockets import SocketsDevice, this_computer
 from xstage_lab.devices.sockets_processes import BUCKET_NS, CHUNK_BYTES
-from xstage_lab.errors import Infeasible, InvalidValue, UnknownFact, WorkerFailed
+from xstage_lab.errors import (
+    Infeasible,
+    InvalidValue,
+    UnknownFact,
+    WorkerFailed,
+    XStageError,
+)
 from xstage_lab.record import Record
-from xstage_lab.schedule import Program, build
-from xstage_lab.spec import BurstTrain, FusedGemm, Tuning
+from xstage_lab.schedule import LINEAR_1, LINEAR_2, Program, build
+from xstage_lab.spec import BurstTrain, FusedGemm, MoELayer, Tuning
 from xstage_lab.worker import Worker
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs Unix stream sockets")
@@ -36,6 +43,8 @@ TWO_DESTINATIONS = this_computer(K, 2, PACE)
 BUCKET_S = BUCKET_NS * 1e-9  # a receiver that was held up may be ahead of its pace by this
 LONG = BurstTrain(n_producers=K, burst_bytes=2**20, gap_s=0.0, n_bursts=60)  # 2.5 s
 SHORT = BurstTrain(n_producers=K, burst_bytes=20_000, gap_s=1e-3, n_bursts=5)
+MOE = MoELayer(tokens=256, hidden=640, intermediate=320, experts=12, top_k=2, n_gpus=3,
+               wave_experts=1)
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +52,11 @@ def device():
     made = SocketsDevice(MACHINE)
     yield made
     made.close()
+
+
+@pytest.fixture(scope="module")
+def calibration(device):
+    return analysis.calibrate(device, repeats=1)
 
 
 def _run(device: SocketsDevice, workload, **build_options) -> Record:
@@ -193,14 +207,101 @@ def test_gemm_with_stores_off_is_compute_alone(device):
     assert t_mma_s >= 2 * 128 * 128 * 1024 / (MACHINE.bf16_flop_per_s / K)
 
 
-def test_calibration_runs_on_sockets(device):
+def test_calibration_runs_on_sockets(device, calibration):
     """Calibrating gives every parameter of the law, live."""
-    cal = analysis.calibrate(device, repeats=1)
+    cal = calibration
     assert (cal.badge, cal.device, cal.machine) == ("LIVE", "sockets", MACHINE.name)
     assert np.isfinite([cal.issue_latency_s, cal.per_sm_bytes_per_s, cal.drain_bytes_per_s]).all()
     prediction = analysis.predict(SHORT, MACHINE, cal)
     comparison = analysis.compare(prediction, _run(device, SHORT))
     assert np.isfinite(comparison.error_ratio["accepted_s"])
+
+
+@pytest.mark.parametrize("order", ["wave", "interleaved"])
+@pytest.mark.parametrize("depth", [1, 3])
+def test_moe_layers_keep_their_dependencies(order, depth, monkeypatch):
+    """No tile of Linear-2 starts before all of Linear-1 in its block is accepted, on whichever
+    producer; that is no wait for a slot; and receivers get the bytes of the program."""
+    device, got = SocketsDevice(TWO_DESTINATIONS), []
+    run = sockets_team.Team.run
+    monkeypatch.setattr(sockets_team.Team, "run",
+                        lambda *asked: got.append(run(*asked)) or got[-1])
+    program = build(dataclasses.replace(MOE, order=order), device.machine,
+                    Tuning(issue_depth=depth))
+    record, tasks = device.measure(program), program.tasks[0]
+    tiles = record.tiles
+    first, second = (np.flatnonzero(tasks["kind"] == kind) for kind in (LINEAR_1, LINEAR_2))
+    full_s = np.zeros(tasks["signals"].max() + 1)
+    np.maximum.at(full_s, tasks["signals"][first], tiles["issue_end_s"][first])
+    since_ready_s = tiles["mma_start_s"][second] - full_s[tasks["waits_for"][second]]
+    assert (since_ready_s >= 0).all()
+    assert (tiles["slot_wait_s"][second] <= since_ready_s + 1e-9).all()
+    _, receipts = got[-1]
+    for owner in (1, 2):
+        assert sum(receipts[owner - 1].chunk_bytes) == tasks["store_bytes"][
+            tasks["owner"] == owner].sum()
+    assert np.isfinite(tiles["arrived_s"]).all()
+    assert record.summary["remote_bytes"] == program.remote_bytes(0)
+    device.close()
+
+
+def test_interleaving_begins_to_store_earlier():
+    """All of Linear-1 first takes its time and that of the stores; interleaved they overlap."""
+    machine = this_computer(3, drain_bytes_per_s=PACE)
+    device = SocketsDevice(machine)
+    moe = MoELayer(tokens=1024, hidden=2048, intermediate=1280, experts=16, top_k=2, n_gpus=2,
+                   wave_experts=8)
+    interleaved = build(dataclasses.replace(moe, order="interleaved"), machine)
+    tasks = interleaved.tasks[0]
+    linear_1_s = (tasks["flop"][tasks["kind"] == LINEAR_1].sum()
+                  / machine.flop_per_s(moe.dtype))
+    apart_s = linear_1_s + interleaved.remote_bytes(0) / PACE - BUCKET_S
+    assert _run(device, moe).summary["total_s"] >= 0.98 * apart_s
+    assert min(device.measure(interleaved).summary["total_s"] for _ in range(5)) < apart_s
+    device.close()
+
+
+def test_moe_layers_are_compared_live(device, calibration):
+    """A layer's compute time is measured with stores off, and the law is set beside its run."""
+    moe, tuning = dataclasses.replace(MOE, n_gpus=2), Tuning()
+    t_mma_s = analysis.measure_t_mma(device, moe, tuning)
+    flop = build(moe, MACHINE, tuning).tasks[0]["flop"]
+    assert t_mma_s >= flop.sum() / -(-flop.size // K) / MACHINE.fp8_flop_per_s
+    prediction = analysis.predict(moe, MACHINE, calibration, tuning, t_mma_s)
+    comparison = analysis.compare(prediction, _run(device, moe, tuning=tuning))
+    assert comparison.provenance["measured"]["badge"] == "LIVE"
+    assert all(np.isfinite(comparison.error_ratio[key]) for key in ("total_s", "stall_ratio"))
+
+
+def _reordered(change) -> Program:
+    program = build(dataclasses.replace(MOE, tokens=64, n_gpus=2), MACHINE)
+    tasks = program.tasks[0].copy()
+    return dataclasses.replace(program, tasks=(change(tasks), program.tasks[1]))
+
+
+def test_dependencies_that_form_a_circle_end_in_words(monkeypatch):
+    """Tiles that stand before what they need are given up, and who waited for what is told."""
+    device = SocketsDevice(MACHINE)
+    monkeypatch.setattr(sockets, "GRACE_S", 0.2)
+    with pytest.raises(WorkerFailed, match=r"task [01] waited for task \d+, of producer [12]"):
+        device.measure(_reordered(lambda tasks: tasks[::-1]))
+    assert device.pids == []
+
+
+def test_a_counter_that_nobody_raises_is_refused(device):
+    """A program that could never end does not start."""
+    with pytest.raises(XStageError, match="but no tasks raise it"):
+        device.measure(_reordered(lambda tasks: tasks[tasks["kind"] == LINEAR_2]))
+
+
+@pytest.mark.parametrize(("options", "told"), [
+    ({"routing": "zipf:1"}, "balanced routing"),
+    ({"tokens": 2**13, "hidden": 2**14, "intermediate": 2**14}, "takes at least 66 s .* tokens"),
+])
+def test_moe_layers_that_cannot_run_are_refused(device, options, told):
+    """GPUs that differ, and layers too large for the time, are refused with the way out."""
+    with pytest.raises(Infeasible, match=told):
+        _run(device, dataclasses.replace(MOE, **({"n_gpus": 2} | options)))
 
 
 @pytest.mark.parametrize(("which", "told"), [

@@ -29,7 +29,8 @@ from xstage_lab.analysis.ulysses_step import (
     losing_per_peer_s,
     ulysses_step,
 )
-from xstage_lab.devices.simulated import SimulatedDevice, is_balanced
+from xstage_lab.devices.base import is_balanced
+from xstage_lab.devices.simulated import SimulatedDevice
 from xstage_lab.errors import Infeasible, InvalidValue, UnknownName, XStageError
 from xstage_lab.law import queues
 from xstage_lab.schedule import COPY, NOTHING, build

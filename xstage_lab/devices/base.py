@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from xstage_lab.errors import Infeasible
+import numpy as np
+
+from xstage_lab.errors import Infeasible, XStageError
 from xstage_lab.record import Record, to_plain
-from xstage_lab.schedule import Program
-from xstage_lab.spec import FusedGemm, MachineSpec
+from xstage_lab.schedule import Program, Tasks
+from xstage_lab.spec import BurstTrain, FusedGemm, MachineSpec, MoELayer, UlyssesAttention
 
 
 class Capabilities(NamedTuple):
@@ -78,6 +81,45 @@ def gemm_of(program: Program, device: str) -> FusedGemm:
         raise Infeasible(f"the {device} device does not run {type(program.workload).__name__}, "
                          "only burst trains and fused GEMMs; use the simulated device.")
     return program.workload
+
+
+def check_counters(tasks: Sequence[Tasks]) -> None:
+    """Refuse programs whose counters can never be full, or are full before their last signal.
+
+    Raises
+    ------
+    XStageError
+        Naming the GPU, the counter, and how many tasks raise it.
+    """
+    for gpu, rows in enumerate(tasks):
+        waiting = rows[rows["waits_for"] >= 0]
+        raised = rows["signals"][rows["signals"] >= 0]
+        n = np.bincount(raised, minlength=int(waiting["waits_for"].max(initial=-1)) + 1)
+        wrong = np.flatnonzero(n[waiting["waits_for"]] != waiting["wait_count"])
+        if wrong.size:
+            task = waiting[wrong[0]]
+            raised_by = n[task["waits_for"]] or "no"
+            raise XStageError(
+                f"GPU {gpu}: a task waits for counter {task['waits_for']} to reach "
+                f"{task['wait_count']}, but {raised_by} tasks raise it; a task waits for all "
+                "that raise its counter.")
+
+
+def is_balanced(program: Program) -> bool:
+    """Return whether all GPUs do the same, so that one stands for all.
+
+    Round-robin owners differ by a tile at most; rows may not divide evenly among owners.
+    """
+    workload = program.workload
+    if isinstance(workload, MoELayer):
+        rows = workload.expert_rows.reshape(workload.n_gpus, -1)
+        return bool((rows == rows[0]).all())
+    if isinstance(workload, UlyssesAttention):
+        return workload.is_symmetric
+    if isinstance(workload, BurstTrain) or workload.destinations == "round-robin":
+        return True
+    stored = {program.remote_bytes(gpu) for gpu in range(program.n_gpus)}
+    return workload.destinations == "row-owner" and len(stored) == 1
 
 
 def figures_digest(machine: MachineSpec) -> str:

@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xstage_lab.devices import store_path
-from xstage_lab.devices.base import Capabilities, figures_digest
+from xstage_lab.devices.base import Capabilities, check_counters, figures_digest, is_balanced
 from xstage_lab.devices.weight_cache import missed_bytes
 from xstage_lab.errors import UnknownFact, XStageError, require_number
 from xstage_lab.record import TILE, Record, Tiles, provenance, summarize
 from xstage_lab.schedule import NOTHING, Program, Tasks
-from xstage_lab.spec import BurstTrain, MachineSpec, MoELayer, UlyssesAttention
+from xstage_lab.spec import BurstTrain, MachineSpec
 
 _NEEDED = ("egress_bytes_per_s", "ingress_bytes_per_s", "per_sm_bytes_per_s", "issue_latency_s",
            "path_capacity_bytes", "per_sm_capacity_bytes", "credit_bytes", "credit_latency_s")
@@ -194,7 +194,7 @@ class SimulatedDevice:
         gpus["link_s"] = np.inf
         sms = np.zeros(simulated * program.n_ctas, store_path.SM)
         sms["row"] = (gpus["first_row"][:, None] + np.arange(program.n_ctas)).ravel()
-        _check_counters(program.tasks[:simulated])
+        check_counters(program.tasks[:simulated])
         leaves = 1 << (program.n_ctas - 1).bit_length()
         offer_sm = np.zeros((simulated, 2 * leaves), np.int32)
         offer_sm[:, leaves:] = np.arange(leaves)
@@ -220,39 +220,6 @@ class SimulatedDevice:
                              store_path.CREDIT),
             backlog=np.zeros((2, N_BACKLOG_SAMPLES + 1)),
         )
-
-
-def _check_counters(tasks: tuple[Tasks, ...]) -> None:
-    """Refuse programs whose counters can never be full, or are full before their last signal."""
-    for gpu, rows in enumerate(tasks):
-        waiting = rows[rows["waits_for"] >= 0]
-        raised = rows["signals"][rows["signals"] >= 0]
-        n = np.bincount(raised, minlength=int(waiting["waits_for"].max(initial=-1)) + 1)
-        wrong = np.flatnonzero(n[waiting["waits_for"]] != waiting["wait_count"])
-        if wrong.size:
-            task = waiting[wrong[0]]
-            raised_by = n[task["waits_for"]] or "no"
-            raise XStageError(
-                f"GPU {gpu}: a task waits for counter {task['waits_for']} to reach "
-                f"{task['wait_count']}, but {raised_by} tasks raise it; a task waits for all "
-                "that raise its counter.")
-
-
-def is_balanced(program: Program) -> bool:
-    """Return whether all GPUs do the same, so that one stands for all.
-
-    Round-robin owners differ by a tile at most; rows may not divide evenly among owners.
-    """
-    workload = program.workload
-    if isinstance(workload, MoELayer):
-        rows = workload.expert_rows.reshape(workload.n_gpus, -1)
-        return bool((rows == rows[0]).all())
-    if isinstance(workload, UlyssesAttention):
-        return workload.is_symmetric
-    if isinstance(workload, BurstTrain) or workload.destinations == "round-robin":
-        return True
-    stored = {program.remote_bytes(gpu) for gpu in range(program.n_gpus)}
-    return workload.destinations == "row-owner" and len(stored) == 1
 
 
 def _jitter(rng: np.random.Generator, ratio: float, n: int) -> NDArray[np.float64]:

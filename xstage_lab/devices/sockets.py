@@ -3,7 +3,8 @@
 K producer processes send bursts, each over a stream-socket pair of its own to every destination;
 one receiver process per destination reads from all of them in turn at a chosen pace. A store is
 *accepted* when `send` returns and has *arrived* when the receiver has read it, so that the socket
-buffers are the X-Stage of this machine. Local stores, the control, go to a receiver without pace.
+buffers are the X-Stage of this machine. Local stores (the control, a GPU's own tiles, the
+activations that Linear-1 leaves to Linear-2) go to a receiver without pace.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xstage_lab.devices.base import Capabilities, figures_digest
+from xstage_lab.devices.base import Capabilities, check_counters, figures_digest, is_balanced
 from xstage_lab.devices.sockets_processes import CHUNK_BYTES, Delivery, Job, Receipt, Work, now_ns
 from xstage_lab.devices.sockets_team import Team
 from xstage_lab.errors import (
@@ -33,7 +34,7 @@ from xstage_lab.errors import (
 )
 from xstage_lab.record import TILE, Record, Tiles, provenance, summarize
 from xstage_lab.schedule import Program, Tasks
-from xstage_lab.spec import BurstTrain, FusedGemm, LinkSpec, MachineSpec
+from xstage_lab.spec import BurstTrain, FusedGemm, LinkSpec, MachineSpec, MoELayer
 
 MAX_PRODUCERS, MAX_DESTINATIONS = 16, 4
 #: Pace that can be kept: from many sends a second to what one process moves with ease.
@@ -42,7 +43,12 @@ MIN_BYTES_PER_S, MAX_BYTES_PER_S = 1e6, 1e9
 CONTROL_MARGIN = 1.5
 #: A run may take this long, and as much longer as the second says, before it is given up.
 MAX_RUN_S, GRACE_S = 60.0, 5.0
+#: Producers know what they wait for: receivers give up this much later and leave them the word.
+LAST_WORD_S = 1.0
 N_BACKLOG_SAMPLES = 2000
+
+_LESS = {BurstTrain: "fewer or smaller bursts or shorter gaps", FusedGemm: "a smaller m, n or k",
+         MoELayer: "fewer tokens or a smaller layer"}
 
 
 def this_computer(
@@ -116,7 +122,9 @@ class SocketsDevice:
     included: 64 KiB hold 15 chunks of 8 KiB. Each receiver has one more chunk in hand. A train of
     K producers to D destinations fills K pairs, some 2 K n in all, less its bookkeeping, plus D
     chunks; a program that spreads each producer over all destinations fills up to D times as
-    many pairs. Which it is, only calibration says.
+    many pairs. Which it is, only calibration says. Tiles go to GPUs and producers in turn: where
+    K and the number of GPUs have a common factor, some producers store to few GPUs or to none.
+    Three producers for two GPUs are even.
 
     Parameters
     ----------
@@ -197,26 +205,32 @@ class SocketsDevice:
                        unit="producers", remedy=f"{machine.name} has {machine.n_sms}.")
         require_number("n_gpus", program.n_gpus, low=1, high=machine.max_gpus, integer=True,
                        remedy=f"{machine.name} has {machine.max_gpus - 1} destinations.")
-        if not isinstance(workload, BurstTrain | FusedGemm):
+        if not isinstance(workload, BurstTrain | FusedGemm | MoELayer):
             raise Infeasible(f"the sockets device does not run {type(workload).__name__}, only "
-                             "burst trains and fused GEMMs; use the simulated device.")
+                             "burst trains, fused GEMMs and MoE layers; use the simulated device.")
+        if isinstance(workload, MoELayer) and not is_balanced(program):
+            raise Infeasible("this routing makes GPUs differ, and the sockets device runs GPU 0 "
+                             "alone; use balanced routing, or the simulated device.")
         to = getattr(workload, "destinations", "round-robin")
         if to not in ("round-robin", "row-owner"):
             raise Infeasible(f"destinations {to!r} make GPUs differ, and the sockets device runs "
                              "GPU 0 alone; use round-robin or row-owner, or the simulated device.")
-        least_s = self._least_s(program)
-        if least_s > MAX_RUN_S:
-            raise Infeasible(f"this run takes at least {least_s:.0f} s on {machine.name}; allowed: "
-                             f"up to {MAX_RUN_S:.0f} s. Take fewer or smaller bursts or tiles, or "
-                             "a higher drain_bytes_per_s.")
+        check_counters(program.tasks[:1])
+        work_s, stores_s = self._least_s(program)
+        if max(work_s, stores_s) > MAX_RUN_S:
+            raise Infeasible(
+                f"this run takes at least {max(work_s, stores_s):.0f} s on {machine.name}, "
+                f"{work_s:.0f} s for a producer's work and {stores_s:.0f} s for its stores; "
+                f"allowed: up to {MAX_RUN_S:.0f} s. Take {_LESS[type(workload)]}, or a machine "
+                "of higher flop_per_s or drain_bytes_per_s.")
 
-    def _least_s(self, program: Program) -> float:
-        """What the run takes at least: the work of a producer, or the bytes of a destination."""
+    def _least_s(self, program: Program) -> tuple[float, float]:
+        """What the run takes at least: a producer's work, and the stores to a destination."""
         tasks = program.tasks[0]
         to = np.bincount(tasks["owner"], tasks["store_bytes"], minlength=program.n_gpus)
-        work = self._work_s(program).sum() / program.n_ctas
-        return max(float(work), float(to[1:].max(initial=0.0)) / self._pace_bytes_per_s,
-                   float(to[0]) / MAX_BYTES_PER_S)
+        stores_s = max(float(to[1:].max(initial=0.0)) / self._pace_bytes_per_s,
+                       float(to[0]) / MAX_BYTES_PER_S)
+        return float(self._work_s(program).sum()) / program.n_ctas, stores_s
 
     def _work_s(self, program: Program) -> NDArray[np.float64]:
         """Time of each task of GPU 0 before its stores: its gap, or its FLOPs at the set rate."""
@@ -260,17 +274,17 @@ class SocketsDevice:
         work_ns = np.rint(self._work_s(program) * 1e9).astype(np.int64)
         n_lanes = self.machine.max_gpus
         lane = (tasks["owner"].astype(np.int64) - 1) % n_lanes  # GPU 0 itself comes last
-        deadline_ns = now_ns() + int((GRACE_S + 4.0 * self._least_s(program)) * 1e9)
-        in_step = isinstance(program.workload, BurstTrain) and program.workload.sync == "lockstep"
+        limit_s = GRACE_S + 4.0 * max(self._least_s(program))
+        deadline_ns, needs = now_ns() + int(limit_s * 1e9), _needs(tasks, k)
         jobs = [
             Job(work_ns=_ints(work_ns[p::k]), n_bytes=_ints(tasks["store_bytes"][p::k]),
                 lane=_ints(lane[p::k]), depth=program.issue_depth,
-                n_in_step=k if in_step else 0, spin=self._spins, deadline_ns=deadline_ns)
+                needs=_ints(needs[p::k]), spin=self._spins, deadline_ns=deadline_ns)
             for p in range(k)]
         deliveries = [
             Delivery(ends=tuple(_ends(tasks[p::k], lane[p::k] == to) for p in range(k)),
                      pace_bytes_per_s=self._pace_bytes_per_s if to < n_lanes - 1 else 0.0,
-                     deadline_ns=deadline_ns)
+                     deadline_ns=deadline_ns + int(LAST_WORD_S * 1e9))
             for to in range(n_lanes)]
         return jobs, deliveries
 
@@ -309,6 +323,22 @@ def _ends(tasks: Tasks, chosen: NDArray[np.bool_]) -> array[int]:
     return _ints(np.cumsum(sizes[sizes > 0]))
 
 
+def _needs(tasks: Tasks, k: int) -> NDArray[np.int64]:
+    """What must be accepted before each task: how many first tasks of each of k producers.
+
+    Row i is task i // k of producer i mod k, and a producer's stores are accepted in order, so
+    that a counter is full once each producer has come to the last task that raises it. Shape
+    (n_tasks, k), or (0, k) if no task waits.
+    """
+    waits, signals = tasks["waits_for"], tasks["signals"]
+    if (waits < 0).all():
+        return np.zeros((0, k), np.int64)
+    raising = np.flatnonzero(signals >= 0)
+    last = np.zeros((max(waits.max(), signals.max()) + 2, k), np.int64)  # counter -1 needs nobody
+    np.maximum.at(last, (signals[raising], raising % k), raising // k + 1)
+    return np.asarray(last[waits])
+
+
 def _pace_kept(receipt: Receipt) -> float:
     """Bytes a receiver read per second of having something to read."""
     return sum(receipt.chunk_bytes) / (receipt.busy_ns * 1e-9) if receipt.busy_ns else 0.0
@@ -335,10 +365,21 @@ def _tiles(program: Program, works: list[Work], receipts: list[Receipt]) -> tupl
         for to, receipt in enumerate(receipts):
             here = (tasks["owner"][p::k] == (to + 1) % len(receipts)) & (own["store_bytes"] > 0)
             own["arrived_s"][here] = seconds(receipt.arrived_ns[p])
-        depth = program.issue_depth  # the slot of the tile `depth` before must be free again
-        waited = own["issue_end_s"][:-depth] - own["mma_end_s"][depth - 1:-1]
-        own["slot_wait_s"][depth:] = np.maximum(waited, 0.0)
+    ready_s, depth = _ready_s(tiles, _needs(tasks, k)), program.issue_depth
+    for p in range(k):  # the slot of the tile `depth` before must be free again
+        own = tiles[p::k]
+        able_s = np.maximum(own["mma_end_s"][depth - 1:-1], ready_s[p::k][depth:])
+        own["slot_wait_s"][depth:] = np.maximum(own["issue_end_s"][:-depth] - able_s, 0.0)
     return tiles, start_ns
+
+
+def _ready_s(tiles: Tiles, needs: NDArray[np.int64]) -> NDArray[np.float64]:
+    """When all that each tile needs was accepted; 0 where that is nothing."""
+    if not needs.size:
+        return np.zeros(tiles.size)
+    k = needs.shape[1]
+    accepted_s = tiles["issue_end_s"][np.maximum((needs - 1) * k + np.arange(k), 0)]
+    return np.asarray(np.where(needs > 0, accepted_s, 0.0).max(axis=1))
 
 
 def _backlog(works: list[Work], receipts: list[Receipt], start_ns: int) -> NDArray[np.float64]:

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 CHUNK_BYTES = 8192
 #: A process that nobody has asked anything for this long ends.
 IDLE_LIMIT_S = 900.0
-#: A full buffer, or a barrier, is looked at again after this long.
+#: A full buffer, or the progress of others, is looked at again after this long.
 RETRY_S = 20e-6
 #: Waking up takes about this long: a timed wait sleeps that much less and is exact all the same.
 WAKE_S = 15e-6
@@ -38,7 +38,7 @@ now_ns = time.perf_counter_ns
 
 
 class Job(NamedTuple):
-    """What a producer does in a run: tasks in issue order, with a barrier between them or not.
+    """What a producer does in a run: tasks in issue order, and whom they wait for.
 
     Attributes
     ----------
@@ -46,8 +46,9 @@ class Job(NamedTuple):
         Per task: work before its stores, bytes, and the socket they go to.
     depth : int
         Tasks between the start of their work and the acceptance of their last byte.
-    n_in_step : int
-        Producers that wait for each other before every work; 0 is free-running.
+    needs : array of int
+        Per task and producer, how many of that producer's first tasks must have been accepted
+        before the task's work may start; empty if none waits.
     spin : bool
         Whether work keeps the core busy instead of sleeping.
     deadline_ns : int
@@ -58,7 +59,7 @@ class Job(NamedTuple):
     n_bytes: array[int]
     lane: array[int]
     depth: int
-    n_in_step: int
+    needs: array[int]
     spin: bool
     deadline_ns: int
 
@@ -102,14 +103,14 @@ class Receipt(NamedTuple):
 
 
 class LostPartner(Exception):
-    """The other end of a socket is gone, or did not move until the deadline."""
+    """The other end of a socket is gone, or somebody did not move until the deadline."""
 
 
 class Producer:
     """Does work and sends bursts, over one socket per destination."""
 
-    def __init__(self, number: int, lanes: list[socket.socket], steps: memoryview) -> None:
-        self.number, self.lanes, self.steps = number, lanes, steps
+    def __init__(self, number: int, lanes: list[socket.socket], accepted: memoryview) -> None:
+        self.number, self.lanes, self.accepted = number, lanes, accepted
         self.payload = memoryview(bytes(CHUNK_BYTES))
 
     def run(self, job: Job, start_ns: int) -> Work:
@@ -120,8 +121,6 @@ class Producer:
         wait_until(start_ns, spin=False)
         if job.depth == 1:
             for task in range(n):
-                if task and job.n_in_step:
-                    self._meet(task, job)
                 self._compute(job, work, task)
                 self._store(job, work, task)
         else:
@@ -156,15 +155,20 @@ class Producer:
         if failed:
             raise failed[0]
 
-    def _meet(self, step: int, job: Job) -> None:
-        """Wait until every producer has come to `step`; each writes its own word only."""
-        self.steps[self.number] = step
-        while min(self.steps[:job.n_in_step]) < step:
-            if now_ns() > job.deadline_ns:
-                raise LostPartner("the other producers did not come to the barrier")
-            time.sleep(RETRY_S)
+    def _wait_for_others(self, job: Job, task: int) -> None:
+        """Wait until what `task` needs is accepted; each producer writes its own count only."""
+        k = len(job.needs) // len(job.n_bytes)
+        for other, needed in enumerate(job.needs[task * k:(task + 1) * k]):
+            while self.accepted[other] < needed:
+                if now_ns() > job.deadline_ns:
+                    raise LostPartner(
+                        f"task {task * k + self.number} waited for task "
+                        f"{(needed - 1) * k + other}, of producer {other + 1}, whose stores were "
+                        "not accepted in time")
+                time.sleep(RETRY_S)
 
     def _compute(self, job: Job, work: Work, task: int) -> None:
+        self._wait_for_others(job, task)
         work.work_start_ns[task] = began = now_ns()
         if job.work_ns[task]:
             wait_until(began + job.work_ns[task], job.spin)
@@ -191,6 +195,7 @@ class Producer:
                 work.chunk_ns.append(now_ns())
                 work.chunk_bytes.append(sent)
         work.issue_end_ns[task] = now_ns()
+        self.accepted[self.number] = task + 1
 
 
 class Receiver:
@@ -274,10 +279,10 @@ def wait_until(end_ns: int, spin: bool) -> None:
 def main(arguments: list[str]) -> None:
     """Serve jobs until the parent's end of the control socket closes.
 
-    Arguments: `producer NUMBER` or `receiver 0`, the control socket, the shared counters, and
-    the data sockets, as inherited file descriptors.
+    Arguments: `producer NUMBER` or `receiver 0`, the control socket, the shared counts of what
+    each producer has had accepted, and the data sockets, as inherited file descriptors.
     """
-    role, number, control_fd, steps_fd, *data = arguments
+    role, number, control_fd, accepted_fd, *data = arguments
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # "interrupt the kernel" reaches its children
     with contextlib.suppress(OSError):  # Linux rounds sleeps up by 50 us unless told otherwise
         Path("/proc/self/timerslack_ns").write_text("1")
@@ -294,8 +299,8 @@ def main(arguments: list[str]) -> None:
     control.send(now_ns())
     worker: Producer | Receiver
     if role == "producer":
-        steps = memoryview(mmap.mmap(int(steps_fd), 0)).cast("q")
-        worker = Producer(int(number), sockets, steps)
+        accepted = memoryview(mmap.mmap(int(accepted_fd), 0)).cast("q")
+        worker = Producer(int(number), sockets, accepted)
     else:
         worker = Receiver(sockets)
     while True:

@@ -82,16 +82,16 @@ class Team:
             self.buffers = {
                 "send_buffer_bytes": source.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF),
                 "receive_buffer_bytes": sink.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)}
-            steps = ours.enter_context(tempfile.TemporaryFile())
-            steps.truncate(8 * self.n_producers)
-            self._steps = mmap.mmap(steps.fileno(), 0)
+            accepted = ours.enter_context(tempfile.TemporaryFile())
+            accepted.truncate(8 * self.n_producers)
+            self._accepted = mmap.mmap(accepted.fileno(), 0)
             for k, lanes in enumerate(pairs):
-                self._start(f"producer {k + 1}", ["producer", str(k)], steps.fileno(),
+                self._start(f"producer {k + 1}", ["producer", str(k)], accepted.fileno(),
                             [source for source, _ in lanes])
             for lane in range(self.n_lanes):
                 what = (f"receiver {lane + 1}" if lane < self.n_lanes - 1
                         else "the receiver of local stores")
-                self._start(what, ["receiver", str(lane)], steps.fileno(),
+                self._start(what, ["receiver", str(lane)], accepted.fileno(),
                             [lanes[lane][1] for lanes in pairs])
 
     def run(
@@ -114,7 +114,7 @@ class Team:
         members = [member for member, _ in asked]
         deadline_ns = max(job.deadline_ns for job in jobs)
         try:
-            self._steps[:] = bytes(len(self._steps))
+            self._accepted[:] = bytes(len(self._accepted))
             for member, job in asked:
                 self._send(member, job)
             self._answers(members, deadline_ns)
@@ -132,7 +132,7 @@ class Team:
         deadline_ns = now_ns() + int(PATIENCE_S * 1e9)
         one, none = array("q", [PROBE_BYTES]), array("q")
         job = Job(work_ns=array("q", [0]), n_bytes=one, lane=array("q", [self.n_lanes - 1]),
-                  depth=1, n_in_step=0, spin=False, deadline_ns=deadline_ns)
+                  depth=1, needs=none, spin=False, deadline_ns=deadline_ns)
         deliveries = [Delivery(ends=(burst,) * self.n_producers, pace_bytes_per_s=0.0,
                                deadline_ns=deadline_ns)
                       for burst in [none] * (self.n_lanes - 1) + [one]]
@@ -170,10 +170,10 @@ class Team:
             member.control.close()
         self._members = []
 
-    def _start(self, what: str, role: list[str], steps_fd: int,
+    def _start(self, what: str, role: list[str], accepted_fd: int,
                data: list[socket.socket]) -> None:
         ours, theirs = socket.socketpair()
-        fds = [theirs.fileno(), steps_fd, *(one.fileno() for one in data)]
+        fds = [theirs.fileno(), accepted_fd, *(one.fileno() for one in data)]
         root = str(Path(__file__).resolve().parents[2])
         with theirs:
             process = subprocess.Popen(
