@@ -37,6 +37,7 @@ from xstage_lab.devices.cuda import CudaDevice
 from xstage_lab.devices.cuda_bursts import Route, addresses, alone_bytes, ranks, slots_of
 from xstage_lab.devices.cuda_clock import Anchors, seconds
 from xstage_lab.devices.cuda_tiles import TileJob, boxes_of
+from xstage_lab.devices.tile_checks import random_inputs, shapes_of
 from xstage_lab.errors import (
     DeviceLost,
     DeviceUnavailable,
@@ -177,6 +178,13 @@ def test_a_changed_operand_of_either_layer_is_caught(
         run(device, moe())
     row = int(re.findall(r"row (\d+)", str(caught.value))[0])
     assert build(moe(), device.machine, TILE).tasks[0]["kind"][row] == kind
+
+
+def test_without_stores_linear_2_has_inputs_of_its_own() -> None:
+    """What stores nothing feeds nothing: Linear-2 multiplies random values, not poison."""
+    for stores, fed in (("remote", [0, 1]), ("local", [0, 1]), ("off", [0, 0])):
+        [inputs] = random_inputs([shapes_of(moe(experts=2), 0, stores)], "bf16", 0)
+        assert [each.a is None for each in inputs] == fed
 
 
 @needs_gxx

@@ -26,7 +26,7 @@ from xstage_lab.devices.recorded import RecordedDevice
 from xstage_lab.devices.simulated import SimulatedDevice
 from xstage_lab.errors import FileRejected, InvalidValue, NotMeasured
 from xstage_lab.kernels.fused_tiles import TILE_DEPTHS, TILE_SIZES
-from xstage_lab.lab import BurstGap, Tune
+from xstage_lab.lab import BurstGap, MoESchedule, Tune
 from xstage_lab.lab.device import live_machines, not_offered
 from xstage_lab.lab.panel import Panel
 from xstage_lab.record import Record
@@ -442,8 +442,10 @@ def test_with_gpus_panels_offer_what_works(
     """Destinations that work are offered with this computer's machine, the rest with the reason."""
     emulated_cuda.install(monkeypatch, 1)
     close.append(panel := BurstGap(n_producers=4))
-    offered = [name for name in panel.controls["device"].options if "cuda" in name]
-    assert offered == ["cuda:host", "cuda:local"]
+    close.append(layers := MoESchedule())
+    for each in (panel, layers):
+        offered = [name for name in each.controls["device"].options if "cuda" in name]
+        assert offered == ["cuda:host", "cuda:local"]
     assert "cuda:peer is not offered: there is one GPU only." in not_offered().value
     panel.controls.set(device="cuda:host")
     values = panel.controls.values()

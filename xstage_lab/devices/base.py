@@ -10,10 +10,10 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from xstage_lab.errors import Infeasible, XStageError
+from xstage_lab.errors import XStageError
 from xstage_lab.record import Record, to_plain
 from xstage_lab.schedule import Program, Tasks
-from xstage_lab.spec import BurstTrain, FusedGemm, MachineSpec, MoELayer, UlyssesAttention
+from xstage_lab.spec import BurstTrain, MachineSpec, MoELayer, UlyssesAttention
 
 
 class Capabilities(NamedTuple):
@@ -67,20 +67,6 @@ class Device(Protocol):
             If the program cannot run here, with the reason and the way out.
         """
         ...
-
-
-def gemm_of(program: Program, device: str) -> FusedGemm:
-    """Return the fused GEMM of a program, for devices whose kernel computes nothing else.
-
-    Raises
-    ------
-    Infeasible
-        Naming the device, the workload, and where it runs.
-    """
-    if not isinstance(program.workload, FusedGemm):
-        raise Infeasible(f"the {device} device does not run {type(program.workload).__name__}, "
-                         "only burst trains and fused GEMMs; use the simulated device.")
-    return program.workload
 
 
 def check_counters(tasks: Sequence[Tasks]) -> None:

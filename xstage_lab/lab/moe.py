@@ -15,7 +15,7 @@ from xstage_lab.errors import NotMeasured, XStageError
 from xstage_lab.lab import controls
 from xstage_lab.lab import moe_figures as draw
 from xstage_lab.lab.controls import Controls, section
-from xstage_lab.lab.device import maker
+from xstage_lab.lab.device import device_controls, follow_device, maker, not_offered
 from xstage_lab.lab.machine import (
     calibration_of,
     chosen_machine,
@@ -67,13 +67,9 @@ class MoESchedule(Panel):
         #: Rows of each expert, where they were given.
         self.rows = None if rows is None else tuple(rows)
         machine = machine_controls(settings.get("machine", "B200-SXM"))
-        made = _layer_controls(self.rows is not None) | tuning_controls() | machine | {
-            "device": controls.choice(
-                "device", "device", "simulated", ("simulated", "recorded"),
-                "what Measure and Sweep run on; MoE layers have no CUDA kernel here yet"),
-            "records": controls.words("records", "records", "",
-                                      "folder of a recording; empty: published times"),
-        }
+        made = (_layer_controls(self.rows is not None) | tuning_controls() | machine
+                | device_controls())
+        follow_device(made)
         show_published(machine)
         machine["machine"].observe(lambda _: show_published(machine), names="value")
         self.shape = controls.choice("shape", "model", controls.OTHER,
@@ -86,8 +82,8 @@ class MoESchedule(Panel):
              section("order"), *(made[name] for name in ("order", "min_lead_rows",
                                                          "wave_experts")),
              section("tile and staging"), *(made[name] for name in _TUNING),
-             section("device"), made["device"], made["records"], made["machine"],
-             path_fields(made)],
+             section("device"), made["device"], not_offered(), made["records"],
+             made["machine"], path_fields(made)],
             {"Orders": Tab(plots.OrdersOverTime(), draw.orders),
              "One SM": Tab(plots.Timeline(), draw.timeline),
              "Speed-up": Tab(plots.SpeedUp(), draw.speed_up),
