@@ -63,7 +63,9 @@ class Tuning:
 
     def drag(self, slider: str, pixels: int) -> None:
         """Drag a slider's handle in small steps, as a hand does."""
-        box = self.handle(slider).bounding_box()
+        handle = self.handle(slider)
+        handle.scroll_into_view_if_needed()
+        box = handle.bounding_box()
         assert box is not None
         x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
         self.page.mouse.move(x, y)
