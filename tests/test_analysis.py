@@ -723,12 +723,37 @@ def test_what_is_assumed_is_said() -> None:
     assert "ASSUMED" not in words(FUSED)
 
 
-def test_issue_that_costs_more_than_it_hides() -> None:
-    """Where fused takes longer than compute-then-copy the advice is not to fuse."""
-    slow_issue = published(NODE).override(per_sm_bytes_per_s=0.2e9)
-    prediction = predict(FUSED, NODE, slow_issue, DEPTH_2)
+def test_an_incast_is_no_reason_against_fusing() -> None:
+    """Where only the order of the owners makes fusing slower, the advice is about the order."""
+    unrotated = dataclasses.replace(FUSED, destinations="row-owner-unrotated", k=256)
+    prediction = predict(unrotated, NODE, published(NODE), DEPTH_2)
     assert prediction.fuse_gain_ratio < -0.02
-    assert "Do not fuse" in " ".join(explain(prediction))
+    said = " ".join(explain(prediction))
+    assert "Do not fuse in this order" in said
+    drains, computes, issues = (
+        float(said.split(f"{does} in ")[1].split(" us")[0].replace(",", ""))
+        for does in ("drains", "computes", "issues"))
+    assert drains / max(computes, issues) == pytest.approx(1 + prediction.margin_ratio, rel=0.1)
+
+
+def test_issue_that_costs_the_copy_as_much_is_no_reason_either() -> None:
+    """Tiles that a kernel leaves in its own memory are issued too, at any depth as slowly."""
+    slow_issue = published(NODE).override(per_sm_bytes_per_s=0.2e9)
+    for tuning in (DEPTH_2, dataclasses.replace(DEPTH_2, issue_depth=1)):
+        unfused = predict(FUSED, NODE, slow_issue, tuning).unfused
+        alone = dataclasses.replace(FUSED, n_gpus=1)
+        local = predict(alone, NODE, slow_issue, tuning).summary["accepted_s"]
+        assert unfused["compute_s"] == pytest.approx(local, rel=1e-6)
+
+
+def test_a_hot_gpu_slows_the_copy_as_well() -> None:
+    """What all GPUs send to one passes its ingress, fused or copied afterwards."""
+    hot = dataclasses.replace(FUSED, destinations="hot:0.5")
+    copies = {of: predict(of, NODE, published(NODE), DEPTH_2).unfused["copy_s"]
+              for of in (hot, FUSED)}
+    into = 7 * 0.5 * FUSED.store_bytes / published(NODE).drain_bytes_per_s
+    assert copies[hot] >= into * (1 - 1e-9)
+    assert copies[hot] > 3 * copies[FUSED]
 
 
 @given(gemm=gemms(), tuning=tunings(), per_sm=log_floats(1e8, 1e12), drain=log_floats(1e9, 1e12))

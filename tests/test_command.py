@@ -96,12 +96,12 @@ def test_supplied_parameters_are_assumed(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_a_saved_record_replays(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """What measure saves, the recorded device gives back, and says that it is recorded."""
+    """What measure saves, the recorded device gives back, and what was simulated still says so."""
     first = printed(capsys, "measure", *GEMM, "--out", str(tmp_path))
     assert Record.load(tmp_path / "record.npz").summary["total_s"] == first["measured"]["total_s"]
     again = printed(capsys, "measure", *GEMM, "--device", f"recorded:{tmp_path}")
     assert again["measured"] == first["measured"]
-    assert again["provenance"]["badge"] == "RECORDED"
+    assert again["provenance"]["badge"] == "SIMULATED"
 
 
 def test_a_rate_above_the_marketed_one_is_flagged(capsys: pytest.CaptureFixture[str]) -> None:

@@ -116,7 +116,7 @@ def test_it_replays(folder: Path) -> None:
     n_replayed = 0
     for step in (*plan.gap_sweep(machine, cal), *plan.producer_sweep(machine, cal)):
         record = device.measure(build(step.workload, machine, step.tuning), seed=1)
-        assert record.provenance["badge"] == "RECORDED"
+        assert record.provenance["badge"] == "SIMULATED"
         found = compare(predict(step.workload, machine, cal, step.tuning), record)
         assert abs(found.error_ratio["accepted_s"]) < 0.05
         n_replayed += 1
@@ -130,7 +130,7 @@ def test_it_replays_on_the_command_line(folder: Path, capsys: pytest.CaptureFixt
     assert main(["measure", "--device", f"recorded:{folder}", "--machine",
                  f"{folder / 'machines.csv'}", "--workload", "burst", "--producers", "12",
                  "--bytes", "32768", "--bursts", "50", "--gap", "0", "--gpus", "2", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["provenance"]["badge"] == "RECORDED"
+    assert json.loads(capsys.readouterr().out)["provenance"]["badge"] == "SIMULATED"
 
 
 # ---- Cut short, or not possible ----------------------------------------------------------------
@@ -392,7 +392,7 @@ def test_recorded_trains_open_in_the_burst_panel(folder: Path, close: list[Panel
     close.append(panel := BurstGap(**replaying(folder), n_producers=12))
     panel.sweep()
     assert [p.values["gap_s"] > 0 for p in panel.points] == [False] + [True] * 10
-    assert all(p.record.provenance["badge"] == "RECORDED" for p in panel.points)
+    assert all(p.record.provenance["badge"] == "SIMULATED" for p in panel.points)
     panel.controls.set(gap_s=0.0)
     panel.measure()
     found = panel.picture(panel.controls.values()).comparison
@@ -413,7 +413,7 @@ def test_recorded_tiles_open_in_the_tune_panel(folder: Path, close: list[Panel])
     depths = [p.values["issue_depth"] for p in panel.points]
     assert sorted(set(depths)) == [1, 2, 3, 4]
     assert panel.t_mma_s  # as it was recorded, with stores off
-    assert "RECORDED" in panel.strip.badges.value
+    assert "SIMULATED" in panel.strip.badges.value
     for found, _ in panel._comparisons:
         assert abs(found.error_ratio["accepted_s"]) < 0.1
 

@@ -157,6 +157,8 @@ def _add_workload(parser: argparse.ArgumentParser) -> None:
     tiles.add_argument("--tile", help="MxNxK (default 128x128x64; of attention M queries and N "
                        "keys, by default what fits)")
     tiles.add_argument("--depth", type=_number, help="issue depth (default 2)")
+    tiles.add_argument("--dtype", help="operands of GEMMs and MoE layers: bf16 (default of a "
+                       "GEMM) or fp8 (of a MoE layer)")
     gemm = parser.add_argument_group("fused GEMM, each GPU's own")
     for name, size in (("m", 8192), ("n", 8192), ("k", 4096)):
         gemm.add_argument(f"--{name}", type=_number, help=f"elements (default {size})")
@@ -172,6 +174,8 @@ def _add_workload(parser: argparse.ArgumentParser) -> None:
     moe.add_argument("--routing", help="balanced (default), zipf:EXPONENT, or the rows of each "
                      "expert with commas between")
     moe.add_argument("--order", help="wave (default) or interleaved")
+    moe.add_argument("--wave-experts", type=_number, help="a GPU's experts in a wave (default: "
+                     "the fewest whose Linear-1 gives every SM two tiles)")
     ulysses = parser.add_argument_group("Ulysses attention")
     ulysses.add_argument("--mode", help="fused (default), dedicated or serial")
     ulysses.add_argument("--causal", action="store_true", default=None,

@@ -6,7 +6,6 @@ Every verb returns an object for `--json` and the lines printed without it.
 from __future__ import annotations
 
 import argparse
-import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -95,11 +94,9 @@ def beside(prediction: analysis.Prediction, comparison: analysis.Comparison,
     origin = comparison.provenance["measured"]
     badge = origin["badge"]
     lines = [*_what(prediction), f"{badge}: {origin['source']}.",
-             row("", "PREDICTED", badge, "error")]
-    for key in SUMMARY_KEYS:
-        error = comparison.error_ratio[key]
-        lines.append(row(key, comparison.predicted[key], comparison.measured[key],
-                          "" if math.isnan(error) else f"{round(error, 3) + 0.0:+.1%}"))
+             row("", "PREDICTED", badge, "error"),
+             *(row(key, comparison.predicted[key], comparison.measured[key],
+                   analysis.error_text(key, comparison)) for key in SUMMARY_KEYS)]
     return result, [*lines, ""]
 
 
@@ -248,7 +245,22 @@ def calibration_of(options: argparse.Namespace, device: Device) -> analysis.Cali
         return stored
     if device.capabilities.any_program:
         return analysis.calibrate(device)
-    return supplied(options, analysis.published(device.machine))
+    return supplied(options, _recorded_calibration(options, device.machine)
+                    or analysis.published(device.machine))
+
+
+def _recorded_calibration(
+    options: argparse.Namespace, machine: MachineSpec
+) -> analysis.Calibration | None:
+    """Return the calibration that stands beside the records, None where there is none."""
+    _, path = device_name(options)
+    files = sorted(Path(path or "").glob("calibration*.json")) if path else []
+    found = {file.name: cal for file in files
+             if (cal := analysis.Calibration.load(file)).machine == machine.name}
+    if len(found) > 1:
+        raise XStageError(f"{path} holds several calibrations of {machine.name}: "
+                          f"{', '.join(found)}. Choose one with --calibration.")
+    return next(iter(found.values()), None)
 
 
 def stored_calibration(

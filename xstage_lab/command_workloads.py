@@ -23,11 +23,11 @@ from xstage_lab.spec import (
 WORKLOAD_DEFAULTS: dict[str, dict[str, Any]] = {
     "burst": {"producers": None, "bytes": 32768, "gap": 3e-6, "bursts": 50, "sync": "free"},
     "fused-gemm": {"m": 8192, "n": 8192, "k": 4096, "tile": "128x128x64", "depth": 2,
-                   "destinations": "round-robin", "out_dtype": "bf16"},
+                   "destinations": "round-robin", "dtype": "bf16", "out_dtype": "bf16"},
     "ulysses": {"model": "Wan2-14B-480p", "tokens": None, "mode": "fused", "causal": False,
                 "comm_sms": 16, "tile": None, "depth": 2},
     "moe": {"model": "DSv4-Pro", "tokens": 4096, "routing": "balanced", "order": "wave",
-            "tile": "128x128x64", "depth": 2},
+            "wave_experts": None, "dtype": "fp8", "tile": "128x128x64", "depth": 2},
 }
 
 
@@ -48,10 +48,12 @@ def workload_of(
     layer: MoELayer | FusedGemm
     if options.workload == "moe":
         layer = catalog.moe_layer(options.model, options.tokens, n_gpus=n_gpus,
-                                  routing=_routing(options.routing), order=options.order)
+                                  routing=_routing(options.routing), order=options.order,
+                                  wave_experts=options.wave_experts, dtype=options.dtype)
     else:
         layer = FusedGemm(m=options.m, n=options.n, k=options.k, n_gpus=n_gpus,
-                          destinations=options.destinations, out_dtype=options.out_dtype)
+                          destinations=options.destinations, dtype=options.dtype,
+                          out_dtype=options.out_dtype)
     tile_m, tile_n, tile_k = _tile(options.tile)
     return layer, Tuning(tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, issue_depth=options.depth)
 

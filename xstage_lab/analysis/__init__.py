@@ -3,7 +3,7 @@
 from xstage_lab.analysis.advice import Answer, Outcome
 from xstage_lab.analysis.calibration import PARAMETERS, Calibration, Sample, published
 from xstage_lab.analysis.candidates import Choice
-from xstage_lab.analysis.comparison import Comparison, compare, measured_regime
+from xstage_lab.analysis.comparison import Comparison, compare, error_text, measured_regime
 from xstage_lab.analysis.explanation import explain, unsure_words
 from xstage_lab.analysis.interleaving import Interleaving, two_layers, verdict
 from xstage_lab.analysis.judgement import Verdict, judge
@@ -37,6 +37,7 @@ __all__ = [
     "Verdict",
     "calibrate",
     "compare",
+    "error_text",
     "experiments",
     "explain",
     "explain_timings",

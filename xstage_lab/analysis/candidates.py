@@ -103,12 +103,12 @@ class Candidates:
         return Choice(workload, Tuning(n_ctas=n_ctas, **values), path)
 
     def preference(self) -> Counts:
-        """Rank of each candidate among equals: the largest tile, then the least depth.
+        """Rank of each candidate among equals: the largest and squarest tile, the least depth.
 
         A tie in time is no reason for a small tile, whose operand traffic is not modelled.
         """
         m, n, _, depth, _ = self.columns.T
-        return np.argsort(np.lexsort((self.smem_bytes, depth, -m * n)))
+        return np.argsort(np.lexsort((self.smem_bytes, depth, m + n, -m * n)))
 
     def features(self) -> Floats:
         """Coordinates in which near candidates behave alike: octaves; two where names differ."""

@@ -179,3 +179,12 @@ def _path_runs_empty(record: Record) -> bool:
     late = held[(when > 0.5 * record.summary["accepted_s"]) & (
         when < record.summary["accepted_s"])]
     return not late.size or float(late.min()) < EMPTY_SHARE * float(held.max())
+
+
+def error_text(key: str, comparison: Comparison) -> str:
+    """Return how far off the prediction of a key is, with its unit; empty where not known."""
+    error = comparison.error_ratio[key]
+    if math.isnan(error):
+        return ""
+    percent = round(100 * error, 1) + 0.0  # no minus before a zero
+    return f"{percent:+.1f} points" if key == "stall_ratio" else f"{percent:+.1f} %"

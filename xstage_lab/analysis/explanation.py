@@ -68,6 +68,8 @@ def _bursts(prediction: Prediction) -> list[str]:
 def _tiles(prediction: Prediction) -> list[str]:
     t, total = prediction.terms, prediction.summary["total_s"]
     mma, issue, drain = t["t_mma_s"], t["issue_free_s"], t["drain_s"]
+    if prediction.parameters.get("destinations") == "row-owner-unrotated":  # incast included
+        drain = max(drain, t["drain_bound_s"] / t["n_waves"])
     source = {"measured": "as timed without stores", "roofline": "by FLOP and memory rates",
               "timed": "the median of its tiles"}
     pace = (f"a wave computes in {text('_s', mma)} ({source[prediction.t_mma_source]}), issues in "
@@ -145,7 +147,10 @@ def _drain_remedy(prediction: Prediction, drain: float, chain: float) -> str:
 
 
 def _fuse(prediction: Prediction, total: float) -> str:
-    return fuse_words(total, prediction.unfused["total_s"], prediction.unfused["copy_s"])
+    said = fuse_words(total, prediction.unfused["total_s"], prediction.unfused["copy_s"])
+    if prediction.parameters.get("destinations") == "row-owner-unrotated":
+        return said.replace("Do not fuse:", "Do not fuse in this order:")
+    return said
 
 
 def fuse_words(fused_s: float, unfused_s: float, copy_s: float) -> str:

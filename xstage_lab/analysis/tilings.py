@@ -187,12 +187,22 @@ def _with_incast(gemm: FusedGemm, run: law.TileRun, staged: law.Staged) -> law.S
 
 def unfused_gemm(gemm: FusedGemm, machine: MachineSpec, cal: Calibration,
                  run: law.TileRun) -> tuple[Floats, Floats]:
-    """Compute-then-copy: time of the kernel that stores to its own memory, and of the copy (s)."""
-    n_tiles, k, t_mma, size, remote = law.floats(run.n_tiles, run.n_sms, run.t_mma_s,
-                                                 run.tile_bytes, run.remote_bytes)
+    """Compute-then-copy: time of the kernel that stores to its own memory, and of the copy (s).
+
+    The copy goes to all owners at a time. Where one of them is hot, its ingress sets the rate.
+    """
+    n_tiles, k, t_mma, size, remote, depth = law.floats(
+        run.n_tiles, run.n_sms, run.t_mma_s, run.tile_bytes, run.remote_bytes, run.issue_depth)
     issue = law.issue_free_time(size, cal.per_sm_bytes_per_s, cal.issue_latency_s)
+    waves = np.ceil(n_tiles / k)
+    compute = np.where(depth == 1, waves * (t_mma + issue),
+                       np.maximum(waves * t_mma + issue, t_mma + waves * issue))
     copy = remote / (cal.drain_bytes_per_s * lanes_used(machine, gemm.n_gpus))
-    return np.ceil(n_tiles / k) * t_mma + issue, copy
+    if gemm.hot_share_ratio > 0:  # NaN where none is hot
+        for load in _loads(gemm, machine, cal.drain_bytes_per_s, np.ones(1)):
+            copy = np.maximum(copy, gemm.store_bytes * law.floats(load.remote_ratio)[0]
+                              / load.drain_bytes_per_s)
+    return compute, copy
 
 
 class PredictedMap(NamedTuple):

@@ -277,13 +277,13 @@ def _names(stored: Sequence[Record]) -> str:
 
 
 def _replayed(record: Record) -> Record:
-    """Return `record` as a replay: its badge says so, and keeps what it was."""
+    """Return `record` as a replay: what was live is RECORDED, what was simulated stays so."""
     stored = record.provenance
     if stored.get("badge") == RecordedDevice.badge:
         return record
     marked = {
         **stored,
-        "badge": RecordedDevice.badge,
+        "badge": "SIMULATED" if stored.get("badge") == "SIMULATED" else RecordedDevice.badge,
         "device": RecordedDevice.name,
         "recorded_badge": stored.get("badge"),
         "recorded_device": stored.get("device"),

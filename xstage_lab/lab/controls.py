@@ -48,11 +48,14 @@ def log(name: str, words: str, value: float, low: float, high: float,
                             **_options(name, words, hint))
 
 
-def field(name: str, words: str, value: float, hint: str = "") -> w.IntText | w.FloatText:
+class Count(w.FloatText):
+    """A field for a whole number that takes any, for the workload to refuse: 8192.5 is no 81925."""
+
+
+def field(name: str, words: str, value: float, hint: str = "") -> w.FloatText:
     """Return a field for any number, possible or not; `value` in SI."""
-    kind = w.IntText if isinstance(value, int) else w.FloatText
-    return kind(value * display(name).scale if kind is w.FloatText else value,
-                **_options(name, words, hint))
+    kind = Count if isinstance(value, int) else w.FloatText
+    return kind(value * display(name).scale, **_options(name, words, hint))
 
 
 def optional(name: str, words: str, hint: str = "") -> w.Text:
@@ -105,6 +108,8 @@ class Controls:
             value = _number_or_none(name, value)
         if value is None or isinstance(value, str | int):
             return value
+        if isinstance(self.widgets[name], Count) and value.is_integer():
+            return int(value)
         si = value / display(name).scale
         return round(si) if name.endswith("_bytes") and math.isfinite(si) else si
 
@@ -135,7 +140,7 @@ class Controls:
 
     def _show(self, name: str, widget: w.Widget, value: float) -> None:
         shown = value * display(name).scale
-        if isinstance(widget, w.IntSlider | w.IntText):
+        if isinstance(widget, w.IntSlider | Count):
             require_number(name, value, integer=True)
             shown = int(value)
         if isinstance(widget, w.FloatLogSlider):

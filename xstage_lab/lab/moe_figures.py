@@ -18,7 +18,7 @@ from xstage_lab.devices.recorded import published_wave_lag
 from xstage_lab.errors import XStageError
 from xstage_lab.lab import style
 from xstage_lab.lab.machine import calibration_of
-from xstage_lab.lab.picture import NAMES, Picture, Point, Values, error_text
+from xstage_lab.lab.picture import NAMES, Picture, Point, Values
 from xstage_lab.record import SUMMARY_KEYS, Record
 from xstage_lab.spec import MachineSpec, MoELayer, Tuning
 from xstage_lab.spec.moe import ORDERS
@@ -65,7 +65,7 @@ class MoEPicture(Picture):
             badge = str(compared.provenance["measured"]["badge"])
             columns[f"{order}, {badge}"] = _column(measured, order)
             columns["error" + " " * len(columns)] = [
-                *(error_text(key, compared) for key in SUMMARY_KEYS), ""]
+                *(analysis.error_text(key, compared) for key in SUMMARY_KEYS), ""]
         return style.table(list(columns), zip(*columns.values(), strict=True))
 
     def explanation(self) -> list[str]:

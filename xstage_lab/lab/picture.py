@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -76,7 +75,7 @@ class Picture:
         if self.comparison is not None:
             badge = str(self.comparison.provenance["measured"]["badge"])
             columns[badge] = [text(key, self.comparison.measured[key]) for key in SUMMARY_KEYS]
-            columns["error"] = [error_text(key, self.comparison) for key in SUMMARY_KEYS]
+            columns["error"] = [analysis.error_text(key, self.comparison) for key in SUMMARY_KEYS]
         return style.table(list(columns), zip(*columns.values(), strict=True))
 
     def _band(self, key: str) -> str:
@@ -111,12 +110,3 @@ class Picture:
         """Return the parameters that nobody measured, without their units."""
         return sorted(name.rsplit("_bytes", 1)[0].removesuffix("_s")
                       for name in self.calibration.assumed)
-
-
-def error_text(key: str, comparison: Comparison) -> str:
-    """Return how far off the prediction of a key is, with its unit; empty where not known."""
-    error = comparison.error_ratio[key]
-    if math.isnan(error):
-        return ""
-    percent = round(100 * error, 1) + 0.0  # no minus before a zero
-    return f"{percent:+.1f} points" if key == "stall_ratio" else f"{percent:+.1f} %"

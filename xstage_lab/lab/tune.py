@@ -102,16 +102,27 @@ class Tune(SearchingPanel):
         gemm = FusedGemm(**{name: values[name] for name in _GEMM})
         tuning = Tuning(**{name: values[name] for name in _TUNING})
         prediction = analysis.predict(gemm, machine, calibration_of(machine, machine.n_sms),
-                                      tuning, self.t_mma_s.get(_compute_key(values)))
+                                      tuning, self._compute_s(values, machine.n_sms))
         here = self.points_at(values)
         comparison = analysis.compare(prediction, here[-1].record) if here else None
         return TunePicture(values=values, machine=machine, gemm=gemm, tuning=tuning,
                            prediction=prediction, comparison=comparison,
                            points_at=self.points_at, overlaid=self.overlaid,
                            at=self.picture,
-                           measured_t_mma_s=lambda changed: self.t_mma_s.get(
-                               _compute_key(values | changed)),
+                           measured_t_mma_s=lambda changed: self._compute_s(
+                               values | changed, machine.n_sms),
                            comparisons=self._comparisons)
+
+    def _compute_s(self, values: Values, n_sms: int) -> float | None:
+        """Compute time of a tile with stores off: as measured here, or as others published it."""
+        key = _compute_key(values)
+        if key in self.t_mma_s or values["device"] != "recorded" or values["records"]:
+            return self.t_mma_s.get(key)
+        n_tiles = -(-values["m"] // values["tile_m"]) * -(-values["n"] // values["tile_n"])
+        alone = (r.summary["unfused_gemm_s"] for r in published_gemm_rs()
+                 if all(r.parameters[name] == values[name] for name in ("m", "n", "k"))
+                 and r.provenance["machine"] == values["machine"])
+        return next((found / -(-n_tiles // n_sms) for found in alone), None)
 
     def points_at(self, values: Values, *free: str) -> list[Point]:
         """Return the points measured with `values`, on whichever device."""

@@ -164,7 +164,7 @@ class OrderMap(Plot):
 
     def __init__(self) -> None:
         self._columns, self._rows = FactorRange(), FactorRange()
-        fig = new_figure("Gain of interleaving (%), and published", "", "",
+        fig = new_figure("Gain of interleaving by the closed form (%)", "", "",
                          height=360, legend_rows=1, x_range=self._columns, y_range=self._rows)
         super().__init__(fig)
         fig.xaxis.axis_label = "tokens of each GPU"
