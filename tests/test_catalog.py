@@ -19,7 +19,8 @@ from xstage_lab.machinefile import LINK_COLUMNS, MACHINE_COLUMNS
 from xstage_lab.spec import LinkSpec, MachineSpec
 from xstage_lab.tables import scaled, to_si
 
-TABLES = sorted(path.stem for path in data_folder().glob("*.csv"))
+# All but an example of what users bring: times of tiles, read by `timings`.
+TABLES = sorted({path.stem for path in data_folder().glob("*.csv")} - {"timings_example"})
 MEASURED = [name for name in catalog.machines() if name != "MI355X"]
 QUANTITIES = [
     f.name for f in dataclasses.fields(LinkSpec) if f.name.endswith(("_s", "_bytes"))

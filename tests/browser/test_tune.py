@@ -129,6 +129,9 @@ def test_measured_points_say_simulated_and_outlive_a_reload(tuning: Tuning) -> N
     again = Tuning(tuning.notebook)
     again.until(lambda: bool(again.data(TOTALS, "times")), "the figure")
     assert _measured(again) == measured
+    # JupyterLab may draw saved output before the kernel has told it the models, and then again.
+    complaints = tuning.notebook.complaints
+    complaints[:] = [line for line in complaints if "widget model not found" not in line]
 
 
 def test_stop_ends_a_sweep_at_once(tuning: Tuning) -> None:
