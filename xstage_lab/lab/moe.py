@@ -11,7 +11,7 @@ import ipywidgets as w
 from xstage_lab import analysis, plots
 from xstage_lab.devices.base import Device
 from xstage_lab.devices.recorded import RecordedDevice, published_wave_lag
-from xstage_lab.errors import NotMeasured, XStageError
+from xstage_lab.errors import NotMeasured
 from xstage_lab.lab import controls
 from xstage_lab.lab import moe_figures as draw
 from xstage_lab.lab.controls import Controls, section
@@ -142,25 +142,19 @@ class MoESchedule(Panel):
         yield from self._plan([values | {"tokens": n} for n in TOKENS])
 
     def _plan(self, series: list[Values]) -> Iterator[Planned]:
-        reasons: list[XStageError] = []
-        for values in series:
-            try:
-                picture = self.picture(values)
-            except XStageError as error:  # such points are drawn as missing
-                reasons.append(error)
-                continue
+        n_planned = 0
+        for values, picture in self.possible(series):
             programs = {order: build(dataclasses.replace(picture.moe, order=order),
                                      picture.machine, picture.tuning) for order in ORDERS}
             if values["device"] == "recorded" and len(series) > 1:
                 held = RecordedDevice(values["records"] or published_wave_lag(), picture.machine)
                 programs = {order: program for order, program in programs.items()
                             if held.holds(program)}
-                if not programs:
-                    reasons.append(NotMeasured("nothing of this series was recorded."))
             for order, program in programs.items():
+                n_planned += 1
                 yield Planned(values | {"order": order}, program)
-        if len(reasons) == len(series):
-            raise reasons[0]
+        if not n_planned:
+            raise NotMeasured("nothing of this series was recorded.")
 
     def _draw(self) -> None:
         super()._draw()

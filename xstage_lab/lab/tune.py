@@ -161,30 +161,24 @@ class Tune(SearchingPanel):
         return {name: getattr(choice.tuning, name) for name in ("tile_m", "tile_n", "issue_depth")}
 
     def _plan(self, series: list[Values]) -> Iterator[Planned]:
-        timed = set(self.t_mma_s)
-        reasons: list[XStageError] = []
-        for values in series:
-            try:
-                picture = self.picture(values)
-            except XStageError as error:  # such points are drawn as missing
-                reasons.append(error)
-                continue
+        timed, n_planned = set(self.t_mma_s), 0
+        for values, picture in self.possible(series):
             key = _compute_key(values)
             whole, alone = (build(picture.gemm, picture.machine, picture.tuning, stores)
                             for stores in ("remote", "off"))
             if values["device"] == "recorded":
                 held = RecordedDevice(values["records"] or published_gemm_rs(), picture.machine)
                 if len(series) > 1 and not held.holds(whole):
-                    reasons.append(NotMeasured("nothing of this series was recorded."))
                     continue
                 if not (values["records"] and held.holds(alone)):
-                    timed.add(key)  # by nobody, and the roofline stands for it
+                    timed.add(key)  # by nobody here
             if key not in timed:
                 timed.add(key)
                 yield Planned(values, alone)
+            n_planned += 1
             yield Planned(values, whole)
-        if len(reasons) == len(series):
-            raise reasons[0]
+        if not n_planned:
+            raise NotMeasured("nothing of this series was recorded.")
 
     def take(self, values: Values, record: Record) -> None:
         """Keep a measurement; one with stores off is the tile's compute time."""
