@@ -145,11 +145,13 @@ def test_it_says_what_it_is(subject: Subject) -> None:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_record_says_where_it_is_from(subject: Subject, name: str) -> None:
-    """Every record carries the device's badge, name and machine, the source, versions and date."""
+    """Every record carries the device's badge, name and machine, the source, versions and date; a
+    replay of what was simulated stays SIMULATED."""
     said = subject.records[name].provenance
     device = subject.device
+    badge = "SIMULATED" if device.name == "recorded" else device.badge
     assert (said["badge"], said["device"], said["machine"]) == (
-        device.badge, device.name, device.machine.name)
+        badge, device.name, device.machine.name)
     assert said["source"]
     assert {"xstage_lab", "python", "numpy", "date", "seed"} <= set(said)
 
