@@ -69,15 +69,15 @@ def runs_on_machine(number: int) -> list[Run]:
 def _draw_machine(rng: np.random.Generator) -> MachineSpec:
     """Draw a machine that may be limited by its issue, its link or what the path holds."""
     k = int(rng.choice([16, 32, 78, 108, 132, 148]))
-    drain = _log_uniform(rng, 20e9, 900e9)
-    per_sm = drain * _log_uniform(rng, 0.8, 12) / k
+    drain = log_uniform(rng, 20e9, 900e9)
+    per_sm = drain * log_uniform(rng, 0.8, 12) / k
     typical_bytes = 32 * 1024
-    path = k * typical_bytes * _log_uniform(rng, 0.2, 5)
+    path = k * typical_bytes * log_uniform(rng, 0.2, 5)
     latency = 2e-6
     link = LinkSpec(
         name="drawn", egress_bytes_per_s=drain, ingress_bytes_per_s=drain,
         per_sm_bytes_per_s=per_sm, issue_latency_s=rng.uniform(0, 0.5) * typical_bytes / per_sm,
-        path_capacity_bytes=path, per_sm_capacity_bytes=path / k * _log_uniform(rng, 0.7, 5),
+        path_capacity_bytes=path, per_sm_capacity_bytes=path / k * log_uniform(rng, 0.7, 5),
         credit_bytes=2 * drain * latency, credit_latency_s=latency)
     return MachineSpec(name="drawn", n_sms=k, max_gpus=8, link=link, bf16_flop_per_s=1e15)
 
@@ -90,7 +90,7 @@ def _draw_workload(rng: np.random.Generator, machine: MachineSpec, destinations:
         destinations = f"hot:{rng.uniform(1 / n_gpus, 0.6):.2f}"
     tile_m, tile_n = (int(size) for size in rng.choice([64, 128, 256], 2))
     tuning = Tuning(tile_m=tile_m, tile_n=tile_n, issue_depth=int(rng.choice([1, 1, 2, 2, 3, 4])))
-    n_tiles = round(_log_uniform(rng, 1, 100) * machine.n_sms)
+    n_tiles = round(log_uniform(rng, 1, 100) * machine.n_sms)
     n_rows = max(round(math.sqrt(n_tiles)), n_gpus)
     n_cols = max(round(n_tiles / n_rows), 1)
     ragged = rng.random(2) < 0.3
@@ -117,14 +117,15 @@ def _draw_t_mma(rng: np.random.Generator, issue: float, drain: float, serial: bo
     """Draw the compute time of a tile within 30 % of a boundary, or within a factor of ten."""
     boundary = max(issue, drain)
     if not near:
-        return boundary * _log_uniform(rng, 0.1, 10)
+        return boundary * log_uniform(rng, 0.1, 10)
     if serial and issue < drain:  # the boundary is where T_mma + T_iss0 = V / R
         lowest = max(1 / NEAR_RATIO, 1.02 * issue / drain)
         return drain * rng.uniform(lowest, NEAR_RATIO) - issue
     return boundary * rng.uniform(1 / NEAR_RATIO, NEAR_RATIO)
 
 
-def _log_uniform(rng: np.random.Generator, low: float, high: float) -> float:
+def log_uniform(rng: np.random.Generator, low: float, high: float) -> float:
+    """Draw a number whose logarithm is uniform."""
     return math.exp(rng.uniform(math.log(low), math.log(high)))
 
 

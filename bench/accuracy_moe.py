@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import multiprocessing
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -11,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bench.accuracy_gemm import log_uniform
 from bench.figures import Figure, print_table
 from bench.timing import best_of
 from xstage_lab import catalog, law
@@ -105,15 +105,15 @@ def runs_on_machine(job: tuple[str, bool]) -> tuple[list[Run], list[Choice]]:
 def draw(rng: np.random.Generator, machine: MachineSpec) -> tuple[MoELayer, Tuning]:
     """Draw a published model or any shape, a routing, and a tiling that fits into `machine`."""
     models = catalog.moe_models()
-    tokens = round(_log_uniform(rng, 64, 8192))
+    tokens = round(log_uniform(rng, 64, 8192))
     routing = "balanced" if rng.random() < 0.5 else f"zipf:{rng.uniform(0.2, 1.2):.2f}"
     if rng.random() < 0.7:
         name = str(rng.choice(list(models)))
         moe = dataclasses.replace(models[name], tokens=tokens, routing=routing)
     else:
         moe = MoELayer(
-            tokens=tokens, routing=routing, hidden=128 * round(_log_uniform(rng, 8, 64)),
-            intermediate=128 * round(_log_uniform(rng, 4, 32)),
+            tokens=tokens, routing=routing, hidden=128 * round(log_uniform(rng, 8, 64)),
+            intermediate=128 * round(log_uniform(rng, 4, 32)),
             experts=int(rng.choice([16, 64, 128, 256])), top_k=int(rng.choice([1, 2, 4, 8])))
     (tile_m, tile_n), depth = TILES[rng.integers(len(TILES))], int(rng.integers(1, 4))
     tuning = Tuning(tile_m=tile_m, tile_n=tile_n, issue_depth=depth, n_stages=2)
@@ -121,10 +121,6 @@ def draw(rng: np.random.Generator, machine: MachineSpec) -> tuple[MoELayer, Tuni
         depth = max(depth - 1, 1)
         tuning = Tuning(tile_m=64, tile_n=128, issue_depth=depth, n_stages=2)
     return moe, tuning
-
-
-def _log_uniform(rng: np.random.Generator, low: float, high: float) -> float:
-    return math.exp(rng.uniform(math.log(low), math.log(high)))
 
 
 def _run(device: SimulatedDevice, calibration: Calibration, moe: MoELayer, tuning: Tuning,

@@ -209,6 +209,11 @@ def to_plain(values: Mapping[str, Any]) -> dict[str, Any]:
     return {str(key): plain(value) for key, value in values.items()}
 
 
+def replayed_badge(badge: object) -> str:
+    """Return what a stored record is today: what was simulated stays so, all else is RECORDED."""
+    return "SIMULATED" if badge == "SIMULATED" else "RECORDED"
+
+
 def provenance(badge: str, device: str, source: str, **more: Any) -> dict[str, Any]:
     """Return where a number comes from: badge, device, source, versions, date and `more`."""
     return {

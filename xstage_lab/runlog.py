@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from xstage_lab import __version__
 from xstage_lab.database import Database
 from xstage_lab.errors import FileRejected, InvalidValue, require_number
-from xstage_lab.record import SUMMARY_KEYS, Record, to_plain, write_atomic
+from xstage_lab.record import SUMMARY_KEYS, Record, replayed_badge, to_plain, write_atomic
 
 #: Environment variable that says where the log lies instead of `default_path`.
 RUNLOG_VARIABLE = "XSTAGE_RUNLOG"
@@ -311,12 +311,8 @@ class RunLog:
 
 
 def as_logged(run: Run, record: Record) -> Record:
-    """Return a record of the log as what it is today, and where it comes from.
-
-    What was live when it was measured is RECORDED now; what was simulated stays so.
-    """
-    badge = "RECORDED" if run.badge == "LIVE" else run.badge
-    origin = {"badge": badge, "recorded_badge": run.badge, "run": run.uuid,
+    """Return a record of the log as what it is today, and where it comes from."""
+    origin = {"badge": replayed_badge(run.badge), "recorded_badge": run.badge, "run": run.uuid,
               "source": f"run log, {run.device} on {run.machine}"}
     return dataclasses.replace(record, provenance=record.provenance | origin)
 

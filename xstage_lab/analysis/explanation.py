@@ -147,14 +147,16 @@ def _drain_remedy(prediction: Prediction, drain: float, chain: float) -> str:
 
 
 def _fuse(prediction: Prediction, total: float) -> str:
-    said = fuse_words(total, prediction.unfused["total_s"], prediction.unfused["copy_s"])
-    if prediction.parameters.get("destinations") == "row-owner-unrotated":
-        return said.replace("Do not fuse:", "Do not fuse in this order:")
-    return said
+    unrotated = prediction.parameters.get("destinations") == "row-owner-unrotated"
+    return fuse_words(total, prediction.unfused["total_s"], prediction.unfused["copy_s"],
+                      " in this order" if unrotated else "")
 
 
-def fuse_words(fused_s: float, unfused_s: float, copy_s: float) -> str:
-    """Return in words whether to fuse, by the times fused and of compute-then-copy (s)."""
+def fuse_words(fused_s: float, unfused_s: float, copy_s: float, how: str = "") -> str:
+    """Return in words whether to fuse, by the times fused and of compute-then-copy (s).
+
+    `how` says what could be changed before giving fusing up.
+    """
     gain = unfused_s / fused_s - 1.0
     if copy_s == 0:
         return "On one GPU nothing is remote: there is nothing to fuse."
@@ -162,7 +164,7 @@ def fuse_words(fused_s: float, unfused_s: float, copy_s: float) -> str:
     if gain > 0.02:
         return f"Fusing pays: {both}, {1 + gain:.2f} times as fast."
     if gain < -0.02:
-        return f"Do not fuse: {both}, it takes {1 / (1 + gain):.2f} times as long."
+        return f"Do not fuse{how}: {both}, it takes {1 / (1 + gain):.2f} times as long."
     return f"Fusing makes no difference: {both}."
 
 

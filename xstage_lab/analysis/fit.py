@@ -62,8 +62,7 @@ def intervals(samples: Sequence[Sample], coverage: float = 0.9) -> list[tuple[fl
     the rate, so that it is the kinds that are taken as drawn, with Student's t for so few.
     """
     zero_gap, plateau, isolated = _groups(samples)
-    best = _parameters(zero_gap, plateau, isolated)
-    latency, per_sm, drain, held = best
+    latency, per_sm, drain, held = _parameters(zero_gap, plateau, isolated)
     n, p = plateau.k.size, 2
     student = _student(coverage, max(n - p, 1))
     wider = np.sqrt(n / max(n - p, 1)) * student / _student(coverage, 1e9)

@@ -11,9 +11,10 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from xstage_lab.analysis.calibration import PARAMETERS, Calibration, Sample
-from xstage_lab.analysis.fit import checks, fit, free_issue, intervals
+from xstage_lab.analysis.fit import Floats, checks, fit, free_issue, intervals
 from xstage_lab.devices.base import Device
 from xstage_lab.errors import XStageError, require_number
 from xstage_lab.record import Record
@@ -272,8 +273,7 @@ def filled_span(record: Record, path_share: float) -> float:
     bursts = record.tiles[record.tiles["gpu"] == 0]
     ends = np.sort(bursts["issue_end_s"])
     left = np.arange(ends.size - 1, 0, -1)  # producers still issuing after each but the last
-    idle = np.diff(ends) * (1 - np.minimum(left * path_share, 1.0))
-    return float(ends[-1] - bursts["issue_start_s"].min() - idle.sum())
+    return float(ends[-1] - bursts["issue_start_s"].min() - _idle(ends, left, path_share))
 
 
 def first_starts(record: Record, path_share: float) -> float:
@@ -295,5 +295,10 @@ def first_starts(record: Record, path_share: float) -> float:
     spans = (bursts["issue_end_s"] - bursts["issue_start_s"]).reshape(N_PLATEAU_BURSTS, -1)
     spans = np.sort(spans, axis=1) / spans.mean(axis=1, keepdims=True)
     started = np.arange(1, spans.shape[1])
-    idle = np.diff(spans, axis=1) * (1 - np.minimum(started * path_share, 1.0))
-    return float((spans[:, 0] + idle.sum(axis=1)).mean())
+    return float((spans[:, 0] + _idle(spans, started, path_share)).mean())
+
+
+def _idle(times: Floats, n_between: NDArray[np.int64], path_share: float) -> Floats:
+    """Time that the path is idle between `times`, filled by so many producers from each on."""
+    idle: Floats = np.diff(times) * (1 - np.minimum(n_between * path_share, 1.0))
+    return np.asarray(idle.sum(axis=-1))

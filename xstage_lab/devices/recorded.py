@@ -14,7 +14,7 @@ from typing import Any
 from xstage_lab import catalog
 from xstage_lab.devices.base import Capabilities
 from xstage_lab.errors import FileRejected, InvalidValue, NotMeasured, UnknownName
-from xstage_lab.record import SUMMARY_KEYS, Record, to_plain
+from xstage_lab.record import SUMMARY_KEYS, Record, replayed_badge, to_plain
 from xstage_lab.schedule import Program
 from xstage_lab.spec import FusedGemm, MachineSpec
 
@@ -283,7 +283,7 @@ def _replayed(record: Record) -> Record:
         return record
     marked = {
         **stored,
-        "badge": "SIMULATED" if stored.get("badge") == "SIMULATED" else RecordedDevice.badge,
+        "badge": replayed_badge(stored.get("badge")),
         "device": RecordedDevice.name,
         "recorded_badge": stored.get("badge"),
         "recorded_device": stored.get("device"),

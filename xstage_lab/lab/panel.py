@@ -92,7 +92,6 @@ class Panel(w.VBox):
         self._redraw = Coalescer(self._draw)
         self.figures = w.Tab()
         self.figures.add_class("xstage-tabs")
-        self.figures.add_class("xstage-tabs")
         self.numbers, self.words = w.HTML(), w.HTML(layout=w.Layout(min_height="96px"))
         self.strip = Strip(measure=self.measure, sweep=self.sweep, stop=self.stop,
                            export=self.export)
